@@ -130,8 +130,9 @@ def rust(out: Path) -> None:
         plugin("protoc-gen-prost", TOOLS / "bin/protoc-gen-prost"),
         plugin("protoc-gen-tonic", TOOLS / "bin/protoc-gen-tonic"),
         f"--prost_out={out}",
-        "--prost_opt=bytes=.pillion.v1",
+        "--prost_opt=bytes=.pillion.v1,flat_output_dir=true",
         f"--tonic_out={out}",
+        "--tonic_opt=flat_output_dir=true",
     )
     replace_tree(out, RUST_TREE)
 
@@ -159,7 +160,9 @@ def main(names: list[str]) -> int:
         print(f"proto: generating the {name} stubs", flush=True)
         with tempfile.TemporaryDirectory() as directory:
             try:
-                LANGUAGES[name](Path(directory))
+                out = Path(directory) / "out"
+                out.mkdir()
+                LANGUAGES[name](out)
             except GenerationError as error:
                 print(f"proto: {name}: {error}", file=sys.stderr)
                 return 1
