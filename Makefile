@@ -1,0 +1,171 @@
+# The one task file. `make help` lists what there is; .ci/run is what CI runs.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Arguments for the program behind a target: make test ARGS="-k guarantee_07"
+ARGS ?=
+PYTHON3 ?= python3
+UV_VERSION := 0.13.9
+RUST_PLUGINS := protoc-gen-prost@0.5.0 protoc-gen-tonic@0.5.0
+
+PYTHON := .venv/bin/python
+# The demo needs few packages: it uses the full environment where there is one, else a small one of its own.
+DEMO_VENV := $(if $(wildcard .venv/.stamp),.venv,.venv-demo)
+GENERATED := sidecar/_gen clients/python/pillion/_gen clients/go/pillionv1 clients/rust/src/gen clients/typescript/src/gen
+GO_PLUGINS_STAMP := .tools/go-plugins.stamp
+RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $() ,-,$(RUST_PLUGINS))).stamp
+TS_MODULES_STAMP := clients/typescript/node_modules/.stamp
+
+export PYTHONPATH := $(CURDIR):$(CURDIR)/clients/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Rust's build products stay out of the crate; the plugins and the crate share what they have in common.
+export CARGO_TARGET_DIR := $(CURDIR)/.tools/rust-target
+
+# $(call need,PROGRAM,WHAT IT IS): end with one sentence where a toolchain is missing.
+need = command -v $(1) >/dev/null || { echo "$(1) is not on PATH: install $(2), which this target needs." >&2; exit 1; }
+# $(call venv,DIRECTORY,REQUIREMENTS): make or bring up to date a virtual environment, naming each package as it comes.
+define venv
+@$(call need,$(PYTHON3),Python 3.11 or newer)
+@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON3) is older than 3.11: install Python 3.11 or newer, or name it by PYTHON3=..." >&2; exit 1; }
+@$(PYTHON3) -m venv $(1)
+@$(1)/bin/python -m pip install --progress-bar off --require-hashes -r $(2) \
+	| awk '/^Collecting/ { print "  " $$2; fflush() } /^Installing/ { print "  unpacking"; fflush() }'
+endef
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(DEMO_VENV)/.stamp ## start a sidecar and a worker, profile a data set, print the result
+	@$(DEMO_VENV)/bin/python clients/python/examples/demo/run.py $(ARGS)
+
+.PHONY: proto
+proto: .venv/.stamp $(GO_PLUGINS_STAMP) $(RUST_PLUGINS_STAMP) $(TS_MODULES_STAMP) ## generate the stubs of every language
+	@$(PYTHON) proto/tools/generate.py $(ARGS)
+
+.PHONY: check
+check: check-toolchains check-python check-proto check-go check-rust check-typescript ## lint, types, import rules, protos, stubs of every language
+	@echo "check: all passed"
+
+.PHONY: check-toolchains
+check-toolchains:
+	@$(call need,git,git)
+	@$(call need,go,Go 1.26 or newer)
+	@$(call need,cargo,Rust 1.88 or newer)
+	@$(call need,node,Node.js 20 or newer)
+	@$(call need,npm,Node.js 20 or newer with npm)
+
+.PHONY: check-python
+check-python: .venv/.stamp
+	@echo "check: ruff"
+	@$(PYTHON) -m ruff check --quiet
+	@$(PYTHON) -m ruff format --check --quiet || { echo "some files are not formatted: run make fmt" >&2; exit 1; }
+	@echo "check: mypy"
+	@$(PYTHON) -m mypy --no-error-summary
+	@echo "check: import rules"
+	@.venv/bin/lint-imports
+
+.PHONY: check-proto
+check-proto: proto
+	@echo "check: the generated stubs are what the protos say"
+	@git diff --exit-code --stat -- $(GENERATED) || { echo "make proto changed the files above: commit them." >&2; exit 1; }
+	@new=$$(git ls-files --others --exclude-standard -- $(GENERATED)); \
+	[[ -z $$new ]] || { echo "make proto made files that are not committed:" >&2; echo "$$new" >&2; exit 1; }
+	@echo "check: buf lint"
+	@.venv/bin/buf lint proto
+	@tag=$$(git for-each-ref --count=1 --sort=-version:refname --format='%(refname:short)' 'refs/tags/v*'); \
+	if [[ -z $$tag ]]; then echo "check: there is no v* tag yet, so nothing that buf breaking could compare with"; exit 0; fi; \
+	echo "check: buf breaking against $$tag"; \
+	old=$$(mktemp -d); trap 'rm -rf "$$old"' EXIT; \
+	git archive "$$tag" proto | tar -x -C "$$old"; \
+	.venv/bin/buf breaking proto --against "$$old/proto"
+
+.PHONY: check-go
+check-go:
+	@$(call need,go,Go 1.26 or newer)
+	@echo "check: Go stubs"
+	@cd clients/go; go build ./...; go vet ./...; \
+	unformatted=$$(gofmt -l .); [[ -z $$unformatted ]] || { echo "gofmt would change $$unformatted" >&2; exit 1; }
+
+.PHONY: check-rust
+check-rust:
+	@$(call need,cargo,Rust 1.88 or newer)
+	@echo "check: Rust stubs"
+	@cd clients/rust; cargo clippy --quiet --all-targets -- -D warnings; cargo fmt --check
+
+.PHONY: check-typescript
+check-typescript: $(TS_MODULES_STAMP)
+	@echo "check: TypeScript stubs"
+	@cd clients/typescript; node_modules/.bin/tsc --noEmit
+
+.PHONY: test
+test: .venv/.stamp ## run the tests; ARGS="-k guarantee_07" passes arguments on
+	@$(PYTHON) -X dev -m pytest $(ARGS)
+
+.PHONY: bench
+bench: .venv/.stamp ## measure, and write bench/out.json
+	@$(PYTHON) -m bench $(ARGS)
+
+.PHONY: mutants
+mutants: .venv/.stamp ## break the code on purpose, and see that a test notices each time
+	@$(PYTHON) tests/mutants/run.py $(ARGS)
+
+.PHONY: fmt
+fmt: .venv/.stamp ## format the hand-written code
+	@$(PYTHON) -m ruff check --quiet --fix --exit-zero
+	@$(PYTHON) -m ruff format
+
+.PHONY: lock
+lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--upgrade takes newer versions
+	@compile() { .tools/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command "make lock" --no-emit-index-url $(ARGS) pyproject.toml "$$@"; }; \
+	echo "lock: deploy/requirements.txt"; compile -o deploy/requirements.txt; \
+	echo "lock: deploy/requirements-demo.txt"; compile --extra demo -o deploy/requirements-demo.txt; \
+	echo "lock: tests/requirements.txt"; compile --extra dev -o tests/requirements.txt
+
+.PHONY: clean
+clean: ## remove everything that make made and git does not hold
+	rm -rf .venv .venv-demo .tools clients/typescript/node_modules clients/rust/target clients/rust/Cargo.lock bench/out.json
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find sidecar clients tests bench proto -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+.venv/.stamp: tests/requirements.txt
+	@echo "setup: the Python packages, into .venv (about a minute the first time)"
+	$(call venv,.venv,tests/requirements.txt)
+	@touch $@
+
+.venv-demo/.stamp: deploy/requirements-demo.txt
+	@echo "setup: the demo's Python packages, into .venv-demo (under a minute, once)"
+	$(call venv,.venv-demo,deploy/requirements-demo.txt)
+	@touch $@
+
+.tools/uv/.stamp-$(UV_VERSION):
+	@echo "setup: uv $(UV_VERSION)"
+	@$(call need,$(PYTHON3),Python 3.11 or newer)
+	@$(PYTHON3) -m venv .tools/uv
+	@.tools/uv/bin/python -m pip install --quiet uv==$(UV_VERSION)
+	@touch $@
+
+$(GO_PLUGINS_STAMP): proto/tools/go.mod proto/tools/go.sum
+	@$(call need,go,Go 1.26 or newer)
+	@echo "setup: the protoc plugins for Go (half a minute the first time)"
+	@mkdir -p .tools/bin
+	@cd proto/tools; GOBIN=$(CURDIR)/.tools/bin go install tool
+	@touch $@
+
+$(RUST_PLUGINS_STAMP):
+	@$(call need,cargo,Rust 1.88 or newer)
+	@echo "setup: the protoc plugins for Rust, built from source (one to two minutes the first time)"
+	@cargo install --locked --debug --force --root .tools $(RUST_PLUGINS) 2>&1 | awk '/Installing|Compiling|error/ { print "  " $$0; fflush() }'
+	@touch $@
+
+$(TS_MODULES_STAMP): clients/typescript/package.json clients/typescript/package-lock.json
+	@$(call need,npm,Node.js 20 or newer with npm)
+	@echo "setup: the packages for TypeScript"
+	@cd clients/typescript; npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
