@@ -1,0 +1,136 @@
+"""`python -m bench [--only NAME,NAME] [--quick]`: measures, prints a table, writes `bench/out.json`.
+
+Ends with code 0 only if every bar was met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import resource
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from bench.figures import FIGURES, report, table
+from bench.measures import Found, Rounds, latency, memory, neighbours, say, streams, throughput
+from bench.processes import ProcessError
+
+OUTPUT: Final = Path(__file__).parent / "out.json"
+LONGEST_SECONDS: Final = 1200.0
+OPEN_FILES: Final = 8192
+FULL: Final = Rounds(count=5, seconds=3.0)
+QUICK: Final = Rounds(count=3, seconds=1.0)
+
+MEASURES: Final[dict[Callable[[Rounds], Awaitable[Found]], tuple[str, ...]]] = {
+    throughput.measure: (
+        "throughput_ratio_vs_mcp",
+        "mcp_cpu_ratio",
+        "cpu_ratio_vs_unary_echo",
+        "calls_per_second",
+        "sidecar_cpu_us_per_call",
+    ),
+    latency.single: ("latency_ratio_vs_unary_echo", "keyed_call_overhead_us"),
+    streams.measure: ("streams_128x1_ratio",),
+    neighbours.measure: ("noisy_neighbour_p99_ratio", "noisy_neighbour_1mib_p99_ratio"),
+    memory.stalled: ("stalled_reader_rss_growth_mib",),
+    memory.start: ("start_seconds", "idle_rss_mib"),
+    latency.at_rate: ("added_p50_ms_at_1000_qps",),
+    latency.cancel: ("cancel_to_tool_p99_ms",),
+    memory.in_flight: ("inflight_1000_rss_mib",),
+    memory.idle: ("idle_streams_1000_rss_growth_mib", "idle_connections_1000_rss_growth_mib"),
+}
+"""Each measurement, in the order they run, with the figures it finds."""
+
+
+async def measure(wanted: set[str], rounds: Rounds) -> tuple[dict[str, float], dict[str, float], list[str]]:
+    """Runs what finds any of the `wanted` figures: their values, the numbers behind them, and what failed."""
+    values: dict[str, float] = {}
+    behind: dict[str, float] = {}
+    failed: list[str] = []
+    for measurement, names in MEASURES.items():
+        if wanted.isdisjoint(names):
+            continue
+        print(", ".join(names), flush=True)
+        try:
+            found = await measurement(rounds)
+        except (ProcessError, OSError, psutil.Error) as error:
+            say(f"failed: {error}")
+            failed += names
+            continue
+        values |= found.figures
+        behind |= found.behind
+    return values, behind, failed
+
+
+def conditions(rounds: Rounds, behind: dict[str, float], began: float) -> dict[str, Any]:
+    """Where and how it was measured, and the baselines' own numbers."""
+    packages = ("grpcio", "protobuf", "uvloop", "mcp", "uvicorn")
+    return {
+        "rounds": rounds.count,
+        "seconds_each": rounds.seconds,
+        "took_seconds": round(time.perf_counter() - began, 1),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "transport": "unix sockets; HTTP on loopback for MCP",
+        "arguments": "about 25 bytes of JSON; 1 KiB where a rate is fixed",
+        "measured": {name: round(value, 4) for name, value in behind.items()},
+    }
+
+
+async def run(wanted: set[str], rounds: Rounds) -> int:
+    """Measures, prints and writes; returns the exit code."""
+    began = time.perf_counter()
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with asyncio.timeout(LONGEST_SECONDS):
+        values, behind, failed = await measure(wanted, rounds)
+    figures = report(values)
+    written = {"figures": figures, "conditions": conditions(rounds, behind, began)}
+    await asyncio.to_thread(OUTPUT.write_text, json.dumps(written, indent=2) + "\n")
+    lines = [table(figures), *(f"{name:38} not measured" for name in failed)]
+    print("\n" + "\n".join(lines), flush=True)
+    return 1 if failed or any(entry["ok"] is False for entry in figures.values()) else 0
+
+
+def main() -> int:
+    """Reads the command line and runs the benchmark."""
+    names = [figure.name for figure in FIGURES]
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the sidecar and its baselines.")
+    parser.add_argument("--only", metavar="NAME,NAME", help=f"only what finds these figures: {', '.join(names)}")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: for a first look")
+    options = parser.parse_args()
+    wanted = set(options.only.split(",")) if options.only else set(names)
+    if unknown := wanted.difference(names):
+        parser.error(f"no such figure: {', '.join(sorted(unknown))}")
+    _allow_open_files()
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(run(wanted, QUICK if options.quick else FULL))
+    return 130
+
+
+def _allow_open_files() -> None:
+    """Lets this process and those it starts hold a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

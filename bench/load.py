@@ -1,0 +1,108 @@
+"""Steady load on a sidecar: the calls that are measured at a fixed rate, and the noise beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc.aio
+
+from bench import tools
+from bench.control import Answer
+from bench.pacing import paced
+from bench.streams import Stream, start
+
+BULK_TEXT = "x" * ((1 << 20) - 4096)
+"""One string of a mebibyte, less what the frame around it needs."""
+
+
+class _Lane:
+    """A stream that opens one kind of call."""
+
+    def __init__(self, channel: grpc.aio.Channel, tool: str, arguments: dict[str, Any]) -> None:
+        stream = Stream(channel)
+        self._template = start(tool, arguments)
+        self._stream = stream
+        self.write = stream.write
+        self.results = stream.results
+        self.close = stream.close
+
+    def message(self) -> tuple[int, bytes]:
+        return self._stream.open(self._template)
+
+
+class Load:
+    """Paced calls, and two kinds of noise that last until `quiet`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._noise: list[asyncio.Task[None]] = []
+        self._reports = 0
+        self._bulk_calls = 0
+        self._began = 0.0
+
+    async def paced(
+        self, *, tool: str, arguments: dict[str, Any], streams: int, per_second: float, seconds: float
+    ) -> Answer:
+        """`per_second` calls in all over `streams` streams, in an open loop."""
+        lanes = [_Lane(self._channel, tool, arguments) for _ in range(streams)]
+        answer = await paced(list(lanes), per_second, seconds)
+        for lane in lanes:
+            await lane.close()
+        return answer
+
+    async def flood(self, *, per_second: int) -> Answer:
+        """Starts a call that reports `per_second` times a second, and reads it."""
+        stream = Stream(self._channel)
+        await stream.write(stream.open_many(start(tools.FLOOD, {"per_second": per_second}), 1))
+        self._start(self._read_flood(stream))
+        return {}
+
+    async def bulk(self, *, per_second: float) -> Answer:
+        """Starts calls with one large string each, `per_second` of them, in an open loop."""
+        self._start(self._send_bulk(Stream(self._channel), 1 / per_second))
+        return {}
+
+    async def quiet(self) -> Answer:
+        """Ends the noise and says how much of it there was, reports lost to coalescing included."""
+        noise, self._noise = self._noise, []
+        seconds = time.perf_counter() - self._began
+        for task in noise:
+            task.cancel()
+        failures = [
+            str(end) for end in await asyncio.gather(*noise, return_exceptions=True) if isinstance(end, Exception)
+        ]
+        answer = {"reports_per_second": self._reports / seconds, "bulk_per_second": self._bulk_calls / seconds}
+        self._reports = self._bulk_calls = 0
+        return {"error": failures[0]} if failures else answer
+
+    def _start(self, noise: Any) -> None:
+        if not self._noise:
+            self._began = time.perf_counter()
+        self._noise.append(asyncio.ensure_future(noise))
+
+    async def _read_flood(self, stream: Stream) -> None:
+        try:
+            while True:
+                for frame in await stream.read():
+                    self._reports += frame.HasField("progress") + frame.coalesced
+        finally:
+            stream.cancel()
+
+    async def _send_bulk(self, stream: Stream, interval: float) -> None:
+        template = start(tools.SINK, {"text": BULK_TEXT})
+        due = time.perf_counter()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_bulk(stream))
+                while True:
+                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                    due += interval
+                    await stream.write(stream.open_many(template, 1))
+        finally:
+            stream.cancel()
+
+    async def _read_bulk(self, stream: Stream) -> None:
+        while True:
+            self._bulk_calls += len(await stream.results())

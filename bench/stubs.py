@@ -1,0 +1,40 @@
+"""The generated messages that the load generators use, and the paths of the two streaming methods."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sidecar._gen.pillion.v1.attach_pb2 import AttachRequest, AttachResponse
+from sidecar._gen.pillion.v1.call_pb2 import CallerHello, Start
+from sidecar._gen.pillion.v1.context_pb2 import CANCEL_REASON_CALLER
+from sidecar._gen.pillion.v1.execute_pb2 import ExecuteRequest, ExecuteResponse
+from sidecar._gen.pillion.v1.frame_pb2 import Frame, Pong
+from sidecar._gen.pillion.v1.outcome_pb2 import FAILURE_KIND_CANCELLED, Failure, Outcome, Result
+from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
+from sidecar._gen.pillion.v1.worker_pb2 import Cancel, Goodbye, Progress, WorkerHello
+
+EXECUTE: Final = "/pillion.v1.ToolHostService/Execute"
+ATTACH: Final = "/pillion.v1.WorkerHostService/Attach"
+
+__all__ = (
+    "ATTACH",
+    "CANCEL_REASON_CALLER",
+    "EXECUTE",
+    "FAILURE_KIND_CANCELLED",
+    "AttachRequest",
+    "AttachResponse",
+    "CallerHello",
+    "Cancel",
+    "ExecuteRequest",
+    "ExecuteResponse",
+    "Failure",
+    "Frame",
+    "Goodbye",
+    "Outcome",
+    "Pong",
+    "Progress",
+    "Result",
+    "Start",
+    "ToolDescriptor",
+    "WorkerHello",
+)

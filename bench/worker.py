@@ -1,0 +1,218 @@
+"""A worker over bare stubs: `python -m bench.worker TARGET SET TOKEN_FILE CONCURRENCY TOOL...`.
+
+It attaches, then talks the control line of `bench.control`. No task and no await belongs to one call, except in the
+tools that last (`flood`, `burst`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from bench import tools
+from bench.control import Answer, run, serve
+from bench.frames import Template, batch
+from bench.grpc_options import CHANNEL_OPTIONS
+from bench.stubs import (
+    ATTACH,
+    FAILURE_KIND_CANCELLED,
+    AttachResponse,
+    Failure,
+    Frame,
+    Goodbye,
+    Outcome,
+    Pong,
+    Progress,
+    Result,
+    WorkerHello,
+)
+
+LONGEST_FLOOD_SECONDS = 120.0
+MESSAGE_FRAMES = 128
+
+_REPORTS = tuple(Frame(progress=Progress(payload=json.dumps(payload).encode())) for payload in tools.PROGRESS)
+_DONE = Template(Frame(outcome=Outcome(result=Result(json=b"{}"))))
+_CANCELLED = Template(Frame(outcome=Outcome(failure=Failure(kind=FAILURE_KIND_CANCELLED, message="cancelled"))))
+_ONE_REPORT = Template(_REPORTS[0])
+
+
+class Worker:
+    """One attached instance.
+
+    A tool that lasts ends by itself when its call leaves `_lasting`: cancelling its task inside a write would cancel
+    the whole stream.
+    """
+
+    def __init__(self, stream: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        self._stream = stream
+        self._queue: list[bytes] = []
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+        self._answers: dict[tuple[str, bytes], Template] = {}
+        self._lasting: dict[int, asyncio.Task[None]] = {}
+        self._held: set[int] = set()
+        self._cancelled_at: list[float] = []
+        self._sent_in_bursts = 0
+        self._instant: dict[str, Callable[[int, bytes], bytes]] = {
+            tools.REPORT: self._report,
+            tools.ECHO: self._echo,
+            tools.SINK: self._sink,
+            tools.HOLD: self._hold,
+        }
+
+    async def read(self) -> None:
+        """Answers the sidecar until it ends the stream."""
+        while isinstance(message := await self._stream.read(), bytes):
+            for frame in AttachResponse.FromString(message).frames:
+                if frame.HasField("invoke"):
+                    self._invoke(frame)
+                elif frame.HasField("cancel"):
+                    self._cancel(frame.call)
+                elif frame.HasField("ping"):
+                    self._queue.append(batch(Frame(pong=Pong(nonce=frame.ping.nonce))))
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Sends what is queued, all of it in the next message; returns at once when another flush is on its way."""
+        if not self._flushed.is_set():
+            return
+        self._flushed.clear()
+        try:
+            while self._queue:
+                message = b"".join(self._queue)
+                self._queue.clear()
+                await self._stream.write(message)
+        finally:
+            self._flushed.set()
+
+    def _invoke(self, frame: Frame) -> None:
+        invoke = frame.invoke
+        instant = self._instant.get(invoke.tool)
+        if instant is not None:
+            self._queue.append(instant(frame.call, invoke.arguments))
+        else:
+            lasting = self._flood if invoke.tool == tools.FLOOD else self._burst
+            arguments = json.loads(invoke.arguments)
+            self._lasting[frame.call] = asyncio.ensure_future(lasting(frame.call, **arguments))
+
+    def _cancel(self, call: int) -> None:
+        if call in self._held:
+            self._cancelled_at.append(time.perf_counter())
+            self._held.remove(call)
+            self._queue.append(_CANCELLED.fill(call))
+        elif self._lasting.pop(call, None) is not None:
+            self._queue.append(_CANCELLED.fill(call))
+
+    def _report(self, call: int, arguments: bytes) -> bytes:
+        return self._answer(tools.REPORT, arguments, *_REPORTS).fill(call)
+
+    def _echo(self, call: int, arguments: bytes) -> bytes:
+        return self._answer(tools.ECHO, arguments).fill(call)
+
+    def _sink(self, call: int, _arguments: bytes) -> bytes:
+        return _DONE.fill(call)
+
+    def _hold(self, call: int, _arguments: bytes) -> bytes:
+        self._held.add(call)
+        return _ONE_REPORT.fill(call)
+
+    def _answer(self, tool: str, arguments: bytes, *reports: Frame) -> Template:
+        template = self._answers.get((tool, arguments))
+        if template is None:
+            if len(self._answers) >= 64:
+                self._answers.clear()
+            template = Template(*reports, Frame(outcome=Outcome(result=Result(json=arguments))))
+            self._answers[(tool, arguments)] = template
+        return template
+
+    async def _flood(self, call: int, per_second: int) -> None:
+        report = _ONE_REPORT.fill(call)
+        start, sent = time.perf_counter(), 0
+        while call in self._lasting and (elapsed := time.perf_counter() - start) < LONGEST_FLOOD_SECONDS:
+            due = int(elapsed * per_second) - sent
+            self._queue.extend([report] * due)
+            sent += due
+            await self.flush()
+            await asyncio.sleep(0.001)
+        await self._finish(call)
+
+    async def _burst(self, call: int, count: int) -> None:
+        reports = _ONE_REPORT.fill(call) * MESSAGE_FRAMES
+        for _ in range(count // MESSAGE_FRAMES):
+            await self._flushed.wait()
+            self._queue.append(reports)
+            await self.flush()
+            self._sent_in_bursts += MESSAGE_FRAMES
+            if call not in self._lasting:
+                break
+        await self._finish(call)
+
+    async def _finish(self, call: int) -> None:
+        """Ends a lasting call with its result, unless a cancel has ended it."""
+        if self._lasting.pop(call, None) is not None:
+            self._queue.append(_DONE.fill(call))
+            await self.flush()
+
+    async def held(self) -> Answer:
+        """How many calls wait for a cancel."""
+        return {"held": len(self._held)}
+
+    async def cancels(self) -> Answer:
+        """When each cancel of a held call arrived, in order, on the clock that all processes share; forgets them."""
+        stamps, self._cancelled_at = self._cancelled_at, []
+        return {"at": stamps}
+
+    async def bursts(self) -> Answer:
+        """How many reports `burst` has handed over so far."""
+        return {"sent": self._sent_in_bursts}
+
+    async def leave(self) -> None:
+        """Says goodbye and half-closes, as far as the stream still can."""
+        self._lasting.clear()
+        self._queue.append(batch(Frame(goodbye=Goodbye())))
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(2):
+                await self.flush()
+                await self._stream.done_writing()
+
+
+async def main(target: str, name: str, token_file: str, concurrency: str, *names: str) -> None:
+    """Attaches, announces the instance id, and serves until stdin or the stream ends."""
+    token = (await asyncio.to_thread(Path(token_file).read_text)).strip()
+    hello = WorkerHello(
+        worker=name, token=token, tools=tools.descriptors(list(names)), concurrency=int(concurrency), sdk="bench"
+    )
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ATTACH)(wait_for_ready=True)
+        await stream.write(batch(Frame(worker_hello=hello)))
+        message = await stream.read()
+        if not isinstance(message, bytes):
+            raise ConnectionError(f"not admitted: {await stream.code()} {await stream.details()}")
+        welcome = AttachResponse.FromString(message).frames[0].welcome
+        if welcome.refused:
+            raise ConnectionError(f"refused: {welcome.refused}")
+        worker = Worker(stream)
+        reading = asyncio.ensure_future(worker.read())
+        serving = asyncio.ensure_future(
+            serve(
+                {"held": worker.held, "cancels": worker.cancels, "bursts": worker.bursts},
+                instance=welcome.instance_id,
+            )
+        )
+        try:
+            await asyncio.wait({reading, serving}, return_when=asyncio.FIRST_COMPLETED)
+            await worker.leave()
+        finally:
+            reading.cancel()
+            serving.cancel()
+
+
+if __name__ == "__main__":
+    run(main(*sys.argv[1:]))
