@@ -27,12 +27,12 @@ export CARGO_TARGET_DIR := $(CURDIR)/.tools/rust-target
 
 # $(call need,PROGRAM,WHAT IT IS): end with one sentence where a toolchain is missing.
 need = command -v $(1) >/dev/null || { echo "$(1) is not on PATH: install $(2), which this target needs." >&2; exit 1; }
-# $(call venv,DIRECTORY,REQUIREMENTS): make or bring up to date a virtual environment, naming each package as it comes.
+# $(call venv,DIRECTORY,REQUIREMENTS,PIP OPTIONS): make or update a virtual environment, naming each package as it comes.
 define venv
 @$(call need,$(PYTHON3),Python 3.11 or newer)
 @$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON3) is older than 3.11: install Python 3.11 or newer, or name it by PYTHON3=..." >&2; exit 1; }
 @$(PYTHON3) -m venv $(1)
-@$(1)/bin/python -m pip install --progress-bar off --require-hashes -r $(2) \
+@$(1)/bin/python -m pip install --progress-bar off $(3) --require-hashes -r $(2) \
 	| awk '/^Collecting/ { print "  " $$2; fflush() } /^Installing/ { print "  unpacking"; fflush() }'
 endef
 
@@ -136,12 +136,12 @@ clean: ## remove everything that make made and git does not hold
 
 .venv/.stamp: tests/requirements.txt
 	@echo "setup: the Python packages, into .venv (about a minute the first time)"
-	$(call venv,.venv,tests/requirements.txt)
+	$(call venv,.venv,tests/requirements.txt,)
 	@touch $@
 
 .venv-demo/.stamp: deploy/requirements-demo.txt
 	@echo "setup: the demo's Python packages, into .venv-demo (under a minute, once)"
-	$(call venv,.venv-demo,deploy/requirements-demo.txt)
+	$(call venv,.venv-demo,deploy/requirements-demo.txt,--no-compile)
 	@touch $@
 
 .tools/uv/.stamp-$(UV_VERSION):
