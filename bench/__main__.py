@@ -119,7 +119,7 @@ def main() -> int:
     if unknown := wanted.difference(names):
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")
     _allow_open_files()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         return asyncio.run(run(wanted, QUICK if options.quick else FULL))
     return 130
 

@@ -45,9 +45,11 @@ class Caller:
         if window is None:
             raise RuntimeError("no answer in the warm-up")
         answer = window.close(done - before)
-        await stream.ended(in_flight)
+        done += in_flight
+        while in_flight:
+            in_flight -= len(await stream.results())
         await stream.close()
-        return answer
+        return answer | {"progress": stream.progress / done}
 
     async def streams(
         self, *, tool: str, streams: int, seconds: float, arguments: dict[str, Any], watch: int

@@ -32,6 +32,8 @@ class Stream:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(EXECUTE)()
         self._last = 0
+        self.progress = 0
+        """How many progress frames `results` has seen."""
 
     def open(self, template: Template) -> tuple[int, bytes]:
         """A new call's id and the message that starts it, not yet sent."""
@@ -63,6 +65,8 @@ class Stream:
                 if not frame.outcome.HasField("result"):
                     raise CallFailed(str(frame.outcome.failure)[:200])
                 ended.append(frame.call)
+            elif frame.HasField("progress"):
+                self.progress += 1
             elif frame.HasField("stream_error"):
                 raise CallFailed(frame.stream_error.message)
         return ended

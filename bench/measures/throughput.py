@@ -9,7 +9,7 @@ from typing import Any
 
 from bench import tools
 from bench.measures import Found, Rounds, median, say
-from bench.processes import Child, child
+from bench.processes import Child, ProcessError, child
 from bench.sidecar import sidecar
 
 IN_FLIGHT = 256
@@ -51,6 +51,8 @@ async def measure(rounds: Rounds) -> Found:
                     watch=host.pid,
                 )
             )
+            if mcp[-1]["progress"] != ours[-1]["progress"]:
+                raise ProcessError(f"progress was lost: {mcp[-1]['progress']} and {ours[-1]['progress']} a call")
             say(
                 f"round {number + 1}: sidecar {_words(ours[-1])}; echo {_words(echo[-1])}; "
                 f"MCP {_words(mcp[-1])} at {mcp[-1]['in_flight']} in flight"
