@@ -68,7 +68,7 @@ check-python: .venv/.stamp
 	@echo "check: mypy"
 	@$(PYTHON) -m mypy --no-error-summary
 	@echo "check: import rules"
-	@.venv/bin/lint-imports
+	@.venv/bin/lint-imports --no-logo
 
 .PHONY: check-proto
 check-proto: proto
@@ -78,6 +78,7 @@ check-proto: proto
 	[[ -z $$new ]] || { echo "make proto made files that are not committed:" >&2; echo "$$new" >&2; exit 1; }
 	@echo "check: buf lint"
 	@.venv/bin/buf lint proto
+	@.venv/bin/buf format --diff --exit-code proto || { echo "some protos are not formatted: run make fmt" >&2; exit 1; }
 	@tag=$$(git for-each-ref --count=1 --sort=-version:refname --format='%(refname:short)' 'refs/tags/v*'); \
 	if [[ -z $$tag ]]; then echo "check: there is no v* tag yet, so nothing that buf breaking could compare with"; exit 0; fi; \
 	echo "check: buf breaking against $$tag"; \
@@ -119,6 +120,7 @@ mutants: .venv/.stamp ## break the code on purpose, and see that a test notices 
 fmt: .venv/.stamp ## format the hand-written code
 	@$(PYTHON) -m ruff check --quiet --fix --exit-zero
 	@$(PYTHON) -m ruff format
+	@.venv/bin/buf format --write proto
 
 .PHONY: lock
 lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--upgrade takes newer versions
@@ -161,7 +163,7 @@ $(GO_PLUGINS_STAMP): proto/tools/go.mod proto/tools/go.sum
 $(RUST_PLUGINS_STAMP):
 	@$(call need,cargo,Rust 1.88 or newer)
 	@echo "setup: the protoc plugins for Rust, built from source (one to two minutes the first time)"
-	@cargo install --locked --debug --force --root .tools $(RUST_PLUGINS) 2>&1 | awk '/Installing|Compiling|error/ { print "  " $$0; fflush() }'
+	@cargo install --locked --debug --force --root .tools $(RUST_PLUGINS) 2>&1 | awk '!/Updating|Locking|Downloaded|Adding|to your PATH/ { print "  " $$0; fflush() }'
 	@touch $@
 
 $(TS_MODULES_STAMP): clients/typescript/package.json clients/typescript/package-lock.json
