@@ -1,0 +1,1 @@
+"""The life of a call, from the gates to its outcome. Knows no transport and no backend."""

@@ -1,0 +1,45 @@
+"""Gate 7: how many calls run at once."""
+
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.limits import CallLimits
+from sidecar.calls.outcome import Refusal
+from sidecar.scope import Scope
+
+_OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
+_RETRY_AFTER = 1.0
+
+
+class Admission:
+    """Counts each subject's running calls."""
+
+    def __init__(self, limits: CallLimits) -> None:
+        self._most = limits.in_flight_per_subject
+        self._running: dict[tuple[str | None, str], int] = {}
+
+    def enter(self, scope: Scope) -> None:
+        """Counts a call in.
+
+        :raises Refusal: as OVERLOADED if its subject has too many.
+        """
+        owner = scope.owner
+        running = self._running.get(owner, 0)
+        if running >= self._most:
+            raise Refusal(
+                _OVERLOADED,
+                f"This subject has {running} calls in flight, which is the most; try again when some have ended.",
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            )
+        self._running[owner] = running + 1
+
+    def leave(self, scope: Scope) -> None:
+        """Counts a call out."""
+        owner = scope.owner
+        running = self._running[owner] - 1
+        if running:
+            self._running[owner] = running
+        else:
+            del self._running[owner]
+
+    def __len__(self) -> int:
+        return sum(self._running.values())

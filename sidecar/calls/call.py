@@ -1,0 +1,512 @@
+"""One call, from the gates to its outcome."""
+
+import asyncio
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
+from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls.outbound import answer, answer_teardown, harmless
+from sidecar.calls.outcome import NONE, Refusal, failed, failure
+from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
+from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
+from sidecar.calls.tool import Tool
+from sidecar.scope import Scope
+
+if TYPE_CHECKING:
+    from sidecar.calls.pipeline import Pipeline
+
+_UNSAFE = Effects.EFFECTS_UNSAFE
+_RETRY_AFTER = 1.0
+
+_WHY_STOPPED = {
+    CancelReason.CANCEL_REASON_CALLER: "The caller cancelled the call.",
+    CancelReason.CANCEL_REASON_PARENT: "The outer call ended.",
+    CancelReason.CANCEL_REASON_DISCONNECT: "The caller's stream was lost.",
+    CancelReason.CANCEL_REASON_DRAIN: "The sidecar is stopping.",
+    CancelReason.CANCEL_REASON_SCOPE_ENDED: "The run or session was ended.",
+    CancelReason.CANCEL_REASON_OPERATOR: "An operator cancelled the call.",
+}
+
+
+class CallState(Enum):
+    """Where a call stands. `docs/protocol.md` has the diagram."""
+
+    GATES = auto()
+    """In the gates, or waiting for what they need."""
+    WAITING = auto()
+    """Waiting for a tool's worker, or for a free slot of one."""
+    RUNNING = auto()
+    """Given to an instance."""
+    CANCELLING = auto()
+    """Its end is decided, and the tool was asked to stop."""
+    JOINED = auto()
+    """Follows another call with the same idempotency key."""
+    SETTLING = auto()
+    """Its outcome is known and being recorded."""
+    DONE = auto()
+    """Its outcome was sent."""
+
+
+class Call:
+    """The life of one call. Everything happens on the event loop, and nothing here waits.
+
+    Whatever happens first decides the outcome; what comes later is counted. Exactly one outcome is sent, at the latest
+    `cancel_grace` and `teardown_grace` after the timeout.
+    """
+
+    __slots__ = (
+        "_assignment",
+        "_attempt",
+        "_cause",
+        "_looked_only",
+        "_pipeline",
+        "_progressed_at",
+        "_until",
+        "admitted",
+        "caller",
+        "deadline",
+        "due_slot",
+        "execution_id",
+        "generation",
+        "idle_timeout",
+        "invocation",
+        "joined",
+        "joiners",
+        "joins",
+        "key",
+        "outcome",
+        "scope",
+        "settlement",
+        "sink",
+        "started_at",
+        "started_sent",
+        "state",
+        "timeout",
+        "tool",
+        "tool_call_id",
+        "tool_name",
+        "worker_set",
+    )
+
+    def __init__(self, pipeline: "Pipeline", caller: Caller, sink: Sink, tool_call_id: str, now: float) -> None:
+        self._pipeline = pipeline
+        self.caller = caller
+        self.sink = sink
+        self.execution_id = pipeline.ids.execution()
+        self.tool_call_id = tool_call_id or f"call_{self.execution_id[4:]}"
+        self.tool_name = ""
+        self.tool: Tool | None = None
+        self.scope: Scope | None = None
+        self.state = CallState.GATES
+        self.started_at = now
+        self.deadline = now + pipeline.limits.timeout
+        self.timeout: float | None = None
+        self.idle_timeout: float | None = None
+        self.key: str | None = None
+        self.generation = 0
+        self.invocation: Frame | None = None
+        self.admitted = False
+        self.settlement: asyncio.Future[Frame] | None = None
+        self.joins = False
+        self.joined: Call | None = None
+        self.joiners: list[Call] | None = None
+        self.started_sent = False
+        self.worker_set: WorkerSet | None = None
+        self.outcome: Frame | None = None
+        self.due_slot: float | None = None
+        self._assignment: Assignment | None = None
+        self._attempt = 0
+        self._cause: Failure | None = None
+        self._looked_only = True
+        self._progressed_at = now
+        self._until = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome was sent."""
+        return self.state is CallState.DONE
+
+    # --- to an instance
+
+    def limit_time(self, tool: Tool | None) -> None:
+        """Fixes the deadline from what the caller wishes and the tool allows.
+
+        :raises Refusal: if it has passed.
+        """
+        timeout = self.timeout
+        if timeout is None:
+            timeout = self._pipeline.limits.timeout
+            if tool is not None and tool.default_timeout is not None:
+                timeout = tool.default_timeout
+        if tool is not None and tool.max_timeout is not None:
+            timeout = min(timeout, tool.max_timeout)
+        self.deadline = self.started_at + timeout
+        if timeout <= 0:
+            raise Refusal(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time was up before it started.")
+
+    def hold(self) -> None:
+        """Goes back into the gates to wait for one of them, at most until the deadline."""
+        self.state = CallState.GATES
+        self._set_due(self._pipeline.loop.time())
+
+    def route(self, workers: WorkerSet, now: float) -> None:
+        """Asks for an instance, waiting for one at most `worker_wait`.
+
+        :raises Refusal: if too many wait already.
+        """
+        self.worker_set = workers
+        self.state = CallState.WAITING
+        self._until = min(self.deadline, now + self._pipeline.limits.worker_wait)
+        self._pipeline.clocks.set(self, self._until, now)
+        workers.place(self)
+
+    async def route_and_settle(self) -> Frame | None:
+        """Routes the call and waits for its outcome, which is sent only by `deliver`; `None` if it was sent already.
+
+        :raises Refusal: if too many wait already.
+        """
+        if self.done:
+            return None
+        loop = self._pipeline.loop
+        self.settlement = loop.create_future()
+        if self.tool is not None:
+            self.route(self.tool.workers, loop.time())
+        return await self.settlement
+
+    def resolve_again(self) -> None:
+        """The tool has come, or its version has changed, while the call waited: takes it through the gates again."""
+        self._pipeline.gate(self, self._pipeline.resolve_again, self)
+
+    def placed(self, assignment: Assignment) -> None:
+        """An instance has a slot for the call: invokes the tool."""
+        invocation = self.invocation
+        if self.state is not CallState.WAITING or invocation is None:
+            assignment.release()
+            return
+        now = self._pipeline.loop.time()
+        self._assignment = assignment
+        self._attempt += 1
+        self.state = CallState.RUNNING
+        self._progressed_at = now
+        context = invocation.invoke.context
+        context.remaining.FromNanoseconds(max(int((self.deadline - now) * 1e9), 1))
+        context.attempt = self._attempt
+        context.generation = self.generation
+        self._set_due(now)
+        if not assignment.send(invocation):
+            self._assignment = None
+            assignment.release()
+            self.fail(
+                FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
+                f"The arguments are over the {self._pipeline.limits.max_frame_bytes:,} bytes that a call carries.",
+                NONE,
+            )
+
+    # --- from the instance
+
+    def progressed(self, frame: Frame) -> None:
+        """The tool reports."""
+        if self.idle_timeout is not None:
+            self._progressed_at = self._pipeline.loop.time()
+        if self.joiners:
+            self._report_to_joiners(frame)
+        if not self.started_sent:
+            self._send_started()
+        self.sink.report(frame)
+
+    def asked(self, frame: Frame) -> None:
+        """The tool asks the sidecar something."""
+        if not harmless(frame.outbound_request):
+            self._looked_only = False
+        self._reply(answer(frame.outbound_request))
+
+    def registering(self, frame: Frame) -> None:
+        """The tool registers a teardown."""
+        self._looked_only = False
+        self._reply(answer_teardown(frame.register_teardown))
+
+    def ended(self, frame: Frame) -> None:
+        """The tool ended: its slot is free. Unless the end was decided before, this is the outcome."""
+        assignment, self._assignment = self._assignment, None
+        tool = self.tool
+        if assignment is None or tool is None:
+            self._pipeline.counters.add("late_outcomes")
+            return
+        assignment.release()
+        cause = self._cause
+        if cause is None:
+            self.settle(checked(frame, tool, self._pipeline.limits.max_frame_bytes))
+            return
+        self._pipeline.counters.add("late_outcomes")
+        cause.side_effects = effects_of(frame, tool)
+        self.settle(failed(cause))
+
+    def broke_protocol(self, message: str) -> None:
+        """The worker broke the protocol in this call: the tool is asked to stop, and the call fails."""
+        self._decide(
+            failure(FailureKind.FAILURE_KIND_PROTOCOL, message, self._effects_so_far()),
+            CancelReason.CANCEL_REASON_CALLER,
+        )
+
+    def result_too_large(self) -> None:
+        """The tool ended in an outcome that is over the limit."""
+        assignment, self._assignment = self._assignment, None
+        tool = self.tool
+        if assignment is None or tool is None:
+            self._pipeline.counters.add("late_outcomes")
+            return
+        assignment.release()
+        cause = self._cause or too_large(tool, self._pipeline.limits.max_frame_bytes, effects_of_return(tool))
+        cause.side_effects = effects_of_return(tool)
+        self.settle(failed(cause))
+
+    def lost(self) -> None:
+        """The instance is gone, and took the tool with it if it was invoked."""
+        assignment, self._assignment = self._assignment, None
+        tool = self.tool
+        if assignment is None or tool is None:
+            return
+        if self._cause is not None:
+            self.settle(failed(self._cause))
+        elif not assignment.invoked:
+            self._attempt -= 1
+            self._route_again(tool)
+        elif tool.effects == _UNSAFE:
+            self.fail(
+                FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN,
+                f"The worker was lost while {tool.name} ran; it may or may not have taken effect. Find out before you "
+                "run it again.",
+                effects_of_attempt(tool),
+            )
+        elif self._attempt == 1 and self._looked_only:
+            self._pipeline.counters.add("retries")
+            self._route_again(tool)
+        else:
+            self._fail_lost(tool)
+
+    # --- from the caller, the clock and the house
+
+    def cancel(self, reason: "CancelReason.ValueType") -> None:
+        """Asks the call to stop. The first reason counts; a finished call is left alone."""
+        if self._cause is not None or self.state in (CallState.SETTLING, CallState.DONE):
+            return
+        message = _WHY_STOPPED.get(reason, _WHY_STOPPED[CancelReason.CANCEL_REASON_CALLER])
+        self._decide(
+            failure(FailureKind.FAILURE_KIND_CANCELLED, message, self._effects_so_far()),
+            reason,
+        )
+
+    def due(self, now: float) -> None:
+        """A time of the call may have come."""
+        state = self.state
+        if state is CallState.DONE:
+            return
+        if state is CallState.CANCELLING:
+            if now >= self._until:
+                self._give_up()
+                return
+        elif state is CallState.SETTLING:
+            if now >= self._until:
+                self._pipeline.counters.add("unrecorded_outcomes")
+                self.deliver()
+                return
+        elif now >= self.deadline:
+            self._decide(
+                failure(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time is up.", self._effects_so_far()),
+                CancelReason.CANCEL_REASON_DEADLINE,
+            )
+            return
+        elif state is CallState.WAITING and now >= self._until:
+            self._waited_in_vain()
+            return
+        elif (
+            state is CallState.RUNNING
+            and self.idle_timeout is not None
+            and now >= self._progressed_at + self.idle_timeout
+        ):
+            self._decide(
+                failure(
+                    FailureKind.FAILURE_KIND_IDLE_TIMEOUT,
+                    "The tool reported no progress within its idle timeout.",
+                    self._effects_so_far(),
+                ),
+                CancelReason.CANCEL_REASON_IDLE,
+            )
+            return
+        self._set_due(now)
+
+    def replay(self, frame: Frame) -> None:
+        """Ends the call with the outcome that its request had before."""
+        self.joins = True
+        self.settle(frame)
+
+    def follow(self, original: "Call") -> None:
+        """Joins another call: gets its later progress and its outcome."""
+        self.state = CallState.JOINED
+        self.joins = True
+        self.joined = original
+        if original.joiners is None:
+            original.joiners = []
+        original.joiners.append(self)
+        self._set_due(self._pipeline.loop.time())
+
+    # --- the end
+
+    def fail(
+        self,
+        kind: "FailureKind.ValueType",
+        message: str,
+        side_effects: "SideEffects.ValueType",
+        *,
+        retryable: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        """Ends the call with a failure."""
+        self.settle(failed(failure(kind, message, side_effects, retryable=retryable, retry_after=retry_after)))
+
+    def settle(self, frame: Frame) -> None:
+        """Ends the call with an outcome frame: records it where there is a key, then sends it."""
+        if self.state in (CallState.SETTLING, CallState.DONE):
+            self._pipeline.counters.add("late_outcomes")
+            return
+        if self.state is CallState.WAITING and self.worker_set is not None:
+            self.worker_set.withdraw(self)
+        self.invocation = None
+        self.outcome = frame
+        if self.settlement is None:
+            self.deliver()
+            return
+        limits = self._pipeline.limits
+        now = self._pipeline.loop.time()
+        self.state = CallState.SETTLING
+        self._until = now + limits.teardown_grace
+        self._pipeline.clocks.set(self, self._until, now)
+        self.settlement.set_result(frame)
+
+    def deliver(self) -> None:
+        """Sends the outcome, if there is one that was not sent."""
+        frame = self.outcome
+        if self.state is CallState.DONE or frame is None:
+            return
+        pipeline = self._pipeline
+        self.state = CallState.DONE
+        self.outcome = None
+        pipeline.clocks.clear(self)
+        if self.admitted and self.scope is not None:
+            pipeline.admission.leave(self.scope)
+        if self.joined is not None and self.joined.joiners is not None and self in self.joined.joiners:
+            self.joined.joiners.remove(self)
+        if self.joiners:
+            joiners, self.joiners = self.joiners, None
+            for joiner in joiners:
+                copy = Frame()
+                copy.outcome.CopyFrom(frame.outcome)
+                joiner.settle(copy)
+        if not self.started_sent:
+            self._send_started()
+        tool = self.tool
+        if tool is not None and frame.outcome.WhichOneof("kind") == "result":
+            limit = pipeline.limits.large_outcome
+            if self.caller.overfull and frame.outcome.ByteSize() > limit:
+                frame = failed(too_large(tool, limit, effects_of_return(tool)))
+        if not self.sink.send(frame) and tool is not None:
+            self.sink.send(failed(too_large(tool, pipeline.limits.max_frame_bytes, effects_of_return(tool))))
+        pipeline.finished(self, frame)
+        self.caller.in_flight -= 1
+        self.caller.finished(self)
+
+    # --- parts of the above
+
+    def _decide(self, cause: Failure, reason: "CancelReason.ValueType") -> None:
+        """Fixes how the call ends. A tool that runs is asked to stop and given its grace; else this is the outcome."""
+        if self._cause is not None or self.state in (CallState.SETTLING, CallState.DONE):
+            return
+        if self.state is not CallState.RUNNING or self._assignment is None:
+            if self.state is CallState.WAITING and self._attempt and self.tool is not None:
+                cause.side_effects = effects_of_attempt(self.tool)
+            self.settle(failed(cause))
+            return
+        self._cause = cause
+        self.state = CallState.CANCELLING
+        now = self._pipeline.loop.time()
+        self._until = now + self._pipeline.limits.cancel_grace
+        self._pipeline.clocks.set(self, self._until, now)
+        self._assignment.cancel(reason)
+
+    def _give_up(self) -> None:
+        """The tool ignored the cancel: the call ends without it, and its slot leaks until the tool does end."""
+        assignment, self._assignment = self._assignment, None
+        if assignment is not None:
+            assignment.leak()
+        if self._cause is not None:
+            self.settle(failed(self._cause))
+
+    def _waited_in_vain(self) -> None:
+        workers, tool = self.worker_set, self.tool
+        name = self.tool_name
+        if tool is not None and self._attempt:
+            self._fail_lost(tool)
+        elif workers is not None and workers.attached:
+            self.fail(
+                FailureKind.FAILURE_KIND_OVERLOADED,
+                f"Every instance that runs {name} is full; try again later.",
+                NONE,
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            )
+        else:
+            self.fail(
+                FailureKind.FAILURE_KIND_UNAVAILABLE,
+                f"No worker that runs {name} is attached; try again when it is.",
+                NONE,
+                retryable=True,
+                retry_after=self._pipeline.limits.worker_wait,
+            )
+
+    def _route_again(self, tool: Tool) -> None:
+        self._pipeline.gate(self, self.route, tool.workers, self._pipeline.loop.time())
+
+    def _fail_lost(self, tool: Tool) -> None:
+        self.fail(
+            FailureKind.FAILURE_KIND_WORKER_LOST,
+            f"The worker was lost while {tool.name} ran; it is safe to run it again.",
+            effects_of_attempt(tool),
+            retryable=True,
+        )
+
+    def _effects_so_far(self) -> "SideEffects.ValueType":
+        return effects_of_attempt(self.tool) if self._attempt and self.tool is not None else NONE
+
+    def _reply(self, reply: Frame) -> None:
+        if self._assignment is not None:
+            self._assignment.send(reply)
+
+    def _report_to_joiners(self, frame: Frame) -> None:
+        for joiner in self.joiners or ():
+            copy = Frame()
+            copy.progress.CopyFrom(frame.progress)
+            copy.coalesced = frame.coalesced
+            joiner.progressed(copy)
+
+    def _send_started(self) -> None:
+        self.started_sent = True
+        frame = Frame()
+        started = frame.started
+        started.execution_id = self.execution_id
+        started.tool_call_id = self.tool_call_id
+        started.generation = self.generation
+        if self.joins:
+            started.joined = True
+        self.sink.send(frame)
+
+    def _set_due(self, now: float) -> None:
+        when = self.deadline
+        if self.state is CallState.RUNNING:
+            if self.idle_timeout is not None:
+                when = min(when, self._progressed_at + self.idle_timeout)
+        elif self.state in (CallState.WAITING, CallState.CANCELLING, CallState.SETTLING):
+            when = self._until
+        self._pipeline.clocks.set(self, when, now)

@@ -1,0 +1,221 @@
+"""The gates that every call passes, whichever door it came in by."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVarTuple, Unpack
+
+from sidecar._gen.pillion.v1.call_pb2 import Start
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.admission import Admission
+from sidecar.calls.call import Call
+from sidecar.calls.clocks import Clocks
+from sidecar.calls.context import invocation
+from sidecar.calls.idempotency import Requests
+from sidecar.calls.ids import Ids
+from sidecar.calls.limits import CallLimits
+from sidecar.calls.outcome import NONE, Refusal, failed, kind_name
+from sidecar.calls.ports import Caller, Catalogue, IdempotencyStore, Sink
+from sidecar.calls.request import Request, decode, usable_id
+from sidecar.calls.strict_json import parse
+from sidecar.calls.tool import Tool
+from sidecar.policy import Policy
+from sidecar.scope import scope_of
+from sidecar.telemetry import Counters, Durations
+
+_log = logging.getLogger(__name__)
+_Arguments = TypeVarTuple("_Arguments")
+
+_OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
+_UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+_RETRY_AFTER = 1.0
+_NO_TOOL = "There is no tool of this name; ListTools says which there are."
+
+
+class Pipeline:
+    """Starts calls and passes them through the gates, in order, without waiting where nothing has to be waited for.
+
+    A gate refuses by raising `Refusal`; one that raises anything else refuses too. Refusals come before the tool is
+    invoked, so nothing had an effect.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        policy: Policy,
+        store: IdempotencyStore,
+        limits: CallLimits,
+        counters: Counters,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limits = limits
+        self.counters = counters
+        self.durations = Durations()
+        self.ids = Ids()
+        self.clocks = Clocks()
+        self.admission = Admission(limits)
+        self.requests = Requests(store, counters)
+        self.running: set[Call] = set()
+        self._idle: asyncio.Future[None] | None = None
+        self.draining = False
+        """Whether new calls are refused because the sidecar stops."""
+        self._catalogue = catalogue
+        self._policy = policy
+
+    def start(self, start: Start, caller: Caller, sink: Sink) -> Call:
+        """Starts a call. It may be done on return; its `Started` and outcome go to the sink in any case."""
+        tool_call_id = start.tool_call_id
+        call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", self.loop.time())
+        self._enter(call, start.tool)
+        self.gate(call, self._admit, call, start)
+        return call
+
+    def refuse(self, refusal: Refusal, caller: Caller, sink: Sink) -> None:
+        """Answers a call that cannot even be decoded, as any other: `Started` and an outcome."""
+        call = Call(self, caller, sink, "", self.loop.time())
+        self._enter(call, "")
+        call.settle(failed(refusal.failure))
+
+    def gate(self, call: Call, step: Callable[[Unpack[_Arguments]], None], *arguments: Unpack[_Arguments]) -> None:
+        """Takes a step of a call; if the step refuses or fails, the call ends so."""
+        try:
+            step(*arguments)
+        except Refusal as refusal:
+            call.settle(failed(refusal.failure))
+        except Exception:
+            _log.exception("a gate failed; the call was refused")
+            self.counters.add("internal_errors")
+            call.fail(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
+
+    async def idle(self) -> None:
+        """Waits until no call runs."""
+        while self.running:
+            self._idle = self._idle or self.loop.create_future()
+            await asyncio.shield(self._idle)
+
+    def finished(self, call: Call, frame: Frame) -> None:
+        """Counts an outcome."""
+        self.running.discard(call)
+        if self._idle is not None and not self.running:
+            self._idle.set_result(None)
+            self._idle = None
+        outcome = frame.outcome
+        kind = outcome.WhichOneof("kind")
+        self.counters.add(f"outcomes.{kind_name(outcome.failure.kind) if kind == 'failure' else kind}")
+        self.durations.add(self.loop.time() - call.started_at)
+
+    def _enter(self, call: Call, tool_name: str) -> None:
+        call.tool_name = tool_name
+        call.caller.in_flight += 1
+        self.running.add(call)
+        self.counters.add("calls")
+
+    def resolve_again(self, call: Call) -> None:
+        """Takes a call that waited for its tool, or whose version of it has gone, through the gates from 3 on.
+
+        :raises Refusal: if a gate refuses it now.
+        """
+        tool = self._catalogue.find(call.tool_name)
+        if tool is None:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_UNAVAILABLE,
+                "The tool went away while the call waited for it; try again later.",
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            )
+        invocation = call.invocation
+        if invocation is not None:
+            self._fit(call, tool, parse(invocation.invoke.arguments))
+
+    def _admit(self, call: Call, start: Start) -> None:
+        """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
+        caller = call.caller
+        self._check_room(caller)
+        request = decode(start, self.limits, self.ids.process)
+        call.scope = scope_of(
+            caller.principal.name, request.identity, request.session_id, request.run_id, call.execution_id
+        )
+        tool = self._catalogue.find(request.tool)
+        expected = self._catalogue.expected(request.tool) if tool is None else None
+        self._check_policy(call, request, there=tool is not None or expected is not None)
+        call.invocation = invocation(start, request, caller, call.execution_id, call.tool_call_id, self.counters)
+        call.idle_timeout = request.idle_timeout
+        call.timeout = request.timeout
+        call.key = request.idempotency_key
+        call.limit_time(None)
+        if tool is not None:
+            self._fit(call, tool, request.parsed)
+        elif expected is not None:
+            call.route(expected, self.loop.time())
+
+    def _fit(self, call: Call, tool: Tool, arguments: object) -> None:
+        """Gates 5 to 10."""
+        is_new = call.tool is None
+        call.tool = tool
+        call.generation = self._catalogue.generation
+        call.limit_time(tool)
+        issues = tool.arguments.issues(arguments)
+        if issues:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
+                f"The arguments do not fit the input schema of {tool.name}.",
+                issues=issues,
+            )
+        if is_new and call.key is not None:
+            self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
+        else:
+            self._provide(call, tool)
+            call.route(tool.workers, self.loop.time())
+
+    def _provide(self, call: Call, tool: Tool) -> None:
+        """Gates 7 to 9."""
+        if not call.admitted and call.scope is not None:
+            self.admission.enter(call.scope)
+            call.admitted = True
+        if tool.unsupported is not None:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_UNSUPPORTED,
+                f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
+            )
+
+    def _check_room(self, caller: Caller) -> None:
+        if self.draining:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_UNAVAILABLE,
+                "The sidecar is stopping and takes no new calls; try another one, or again later.",
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            )
+        if caller.in_flight > self.limits.in_flight_per_stream:
+            raise Refusal(
+                _OVERLOADED,
+                f"This stream has {self.limits.in_flight_per_stream:,} calls in flight, which is the most.",
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            )
+        if caller.congested:
+            raise Refusal(
+                _OVERLOADED,
+                "Too much of what this stream was sent is unread; read on, then try again.",
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            )
+
+    def _check_policy(self, call: Call, request: Request, *, there: bool) -> None:
+        if call.scope is None or not there:
+            raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
+        try:
+            decision = self._policy.decide(call.caller.principal, call.scope, request.tool)
+        except Exception:
+            _log.exception("policy failed; the call was denied")
+            self.counters.add("internal_errors")
+            raise Refusal(FailureKind.FAILURE_KIND_DENIED, "Policy could not decide, which denies.") from None
+        if not decision.allowed:
+            if not decision.listed:
+                raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
+            raise Refusal(
+                FailureKind.FAILURE_KIND_DENIED,
+                "Policy does not let this caller run this tool for this tenant and subject.",
+            )

@@ -1,0 +1,179 @@
+"""What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar.scope import Principal, Scope
+
+if TYPE_CHECKING:
+    from sidecar.calls.call import Call
+    from sidecar.calls.tool import Tool
+
+
+class Sink(Protocol):
+    """Where the frames of one call go on the caller's side, in order."""
+
+    def send(self, frame: Frame) -> bool:
+        """Sends a frame that is never lost, stamped. False: it is over the caller's largest and was not sent."""
+        ...
+
+    def report(self, frame: Frame) -> None:
+        """Sends progress, which may give way to newer."""
+        ...
+
+
+class Caller(Protocol):
+    """The caller's side of a stream, or of one unary call."""
+
+    principal: Principal
+    can_answer: Collection[str]
+    """Methods of the reverse requests it answers."""
+    has_reverse: bool
+    """Whether there is a way back to it at all."""
+    in_flight: int
+    """Its unfinished calls, counted by the calls themselves."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much is undelivered that no call is to be started."""
+        ...
+
+    @property
+    def overfull(self) -> bool:
+        """Whether so much is undelivered that a large outcome is to be refused."""
+        ...
+
+    def finished(self, call: "Call") -> None:
+        """A call's outcome was sent."""
+        ...
+
+
+class Assignment(Protocol):
+    """One call on one worker instance: a slot, and the frames that go to the tool."""
+
+    @property
+    def invoked(self) -> bool:
+        """Whether the message that holds the invoke was handed to the transport."""
+        ...
+
+    def send(self, frame: Frame) -> bool:
+        """Sends a frame of the call to the tool. False: it is over the worker's largest and was not sent."""
+        ...
+
+    def cancel(self, reason: "CancelReason.ValueType") -> None:
+        """Asks the tool to stop."""
+        ...
+
+    def release(self) -> None:
+        """Gives the slot back: the tool has ended."""
+        ...
+
+    def leak(self) -> None:
+        """Gives the call up while the tool still runs: the slot stays taken until the tool ends."""
+        ...
+
+
+class WorkerSet(Protocol):
+    """The instances of one configured worker name."""
+
+    name: str
+
+    @property
+    def attached(self) -> bool:
+        """Whether any instance is there to wait for."""
+        ...
+
+    def place(self, call: "Call") -> None:
+        """Gives the call an instance, now or when one is free: `call.placed` is called with the assignment.
+
+        :raises Refusal: as OVERLOADED if too many wait already.
+        """
+        ...
+
+    def withdraw(self, call: "Call") -> None:
+        """Takes back a call that waits. One that does not wait is no error."""
+        ...
+
+
+class Catalogue(Protocol):
+    """The tools there are now."""
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of the tools."""
+        ...
+
+    def find(self, name: str) -> "Tool | None":
+        """The tool of this name in the current generation."""
+        ...
+
+    def expected(self, name: str) -> WorkerSet | None:
+        """The worker set that is configured to bring a tool of this name, which is not there yet."""
+        ...
+
+
+class Snapshot(Protocol):
+    """All tools at one moment. Never changed."""
+
+    @property
+    def generation(self) -> int:
+        """Which one it is."""
+        ...
+
+    @property
+    def tools(self) -> "Mapping[str, Tool]":
+        """By name, in order of names."""
+        ...
+
+
+class Listing(Protocol):
+    """The catalogue, as doors list it."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The current one."""
+        ...
+
+    async def changed(self) -> None:
+        """Waits for the next change."""
+        ...
+
+
+class StoreUnavailable(Exception):
+    """A store could not read or write just now. Nothing is known to have been stored."""
+
+
+class IdempotencyRecord(NamedTuple):
+    """What is remembered of a request with an idempotency key."""
+
+    digest: bytes
+    """Of its arguments."""
+    execution_id: str
+    """The execution that ran for it."""
+    outcome: bytes | None
+    """Its serialised `Outcome`; `None` while it runs, and after a crash of the sidecar while it ran."""
+
+
+class IdempotencyStore(Protocol):
+    """Keeps the records of requests with a key. A key is bound to tenant, subject and tool.
+
+    Each method raises `StoreUnavailable` if the store cannot answer.
+    """
+
+    async def find(self, scope: Scope, tool: str, key: str) -> IdempotencyRecord | None:
+        """The record of a key, unless it has expired."""
+        ...
+
+    async def begin(self, scope: Scope, tool: str, key: str, digest: bytes, execution_id: str) -> None:
+        """Records that a request runs, in place of an expired or unfinished record. Synced on return."""
+        ...
+
+    async def finish(self, scope: Scope, tool: str, key: str, outcome: bytes) -> None:
+        """Records how it ended. Synced on return."""
+        ...
+
+    async def free(self, scope: Scope, tool: str, key: str) -> None:
+        """Forgets a key whose request had no effect."""
+        ...

@@ -1,0 +1,134 @@
+"""Gate 12: what a tool's worker says of the call's end, held to what the tool declared."""
+
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
+from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls.outcome import COMMITTED, NONE, POSSIBLE, cut, failed, failure
+from sidecar.calls.strict_json import JsonRefused, parse
+from sidecar.calls.tool import Tool
+
+_READ = Effects.EFFECTS_READ
+_KINDS_OF_TOOLS = frozenset(
+    (
+        FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
+        FailureKind.FAILURE_KIND_OVERLOADED,
+        FailureKind.FAILURE_KIND_UNAVAILABLE,
+        FailureKind.FAILURE_KIND_CREDENTIAL_UNAVAILABLE,
+        FailureKind.FAILURE_KIND_ARTIFACT_UNAVAILABLE,
+        FailureKind.FAILURE_KIND_TOOL_FAILED,
+        FailureKind.FAILURE_KIND_CANCELLED,
+        FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN,
+        FailureKind.FAILURE_KIND_SESSION_LOST,
+        FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+        FailureKind.FAILURE_KIND_UNSUPPORTED,
+        FailureKind.FAILURE_KIND_INTERNAL,
+    )
+)
+_ISSUES = 10
+
+
+def effects_of_return(tool: Tool) -> "SideEffects.ValueType":
+    """What a tool that ran to its end has done to the world."""
+    return NONE if tool.effects == _READ else COMMITTED
+
+
+def effects_of_attempt(tool: Tool) -> "SideEffects.ValueType":
+    """What a tool that was invoked, and did not say how it ended, may have done to the world."""
+    return NONE if tool.effects == _READ else POSSIBLE
+
+
+def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
+    """What a tool that ended in this frame says it has done to the world."""
+    if frame.outcome.WhichOneof("kind") == "failure":
+        return frame.outcome.failure.side_effects or effects_of_attempt(tool)
+    return effects_of_return(tool)
+
+
+def checked(frame: Frame, tool: Tool, max_frame_bytes: int) -> Frame:
+    """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead."""
+    outcome = frame.outcome
+    kind = outcome.WhichOneof("kind")
+    if kind == "result":
+        if outcome.HasField("uploaded_reference"):
+            outcome.ClearField("uploaded_reference")
+        result = outcome.result
+        if result.HasField("placed"):
+            result.ClearField("placed")
+        if tool.ceiling < max_frame_bytes and (size := result.ByteSize()) > tool.ceiling:
+            return failed(
+                failure(
+                    FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+                    f"The result has {size:,} bytes and {tool.name} returns at most {tool.ceiling:,}; ask for less.",
+                    effects_of_return(tool),
+                )
+            )
+        if tool.result is None or result.is_error:
+            return frame
+        wrong = _misfit(frame, tool)
+        return frame if wrong is None else failed(wrong)
+    if kind == "failure":
+        return _believed(frame, tool)
+    if kind == "paused":
+        return failed(
+            failure(
+                FailureKind.FAILURE_KIND_UNSUPPORTED,
+                f"{tool.name} paused, and this sidecar does not pause calls yet.",
+                effects_of_attempt(tool),
+            )
+        )
+    return failed(
+        failure(
+            FailureKind.FAILURE_KIND_INTERNAL,
+            f"The worker of {tool.name} ended the call in a way that this sidecar does not know.",
+            effects_of_attempt(tool),
+        )
+    )
+
+
+def too_large(tool: Tool, limit: int, side_effects: "SideEffects.ValueType") -> Failure:
+    """The failure of a call whose result does not fit into a frame."""
+    return failure(
+        FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+        f"The result of {tool.name} is over the {limit:,} bytes that can be carried; ask for less.",
+        side_effects,
+    )
+
+
+def _misfit(frame: Frame, tool: Tool) -> Failure | None:
+    result = frame.outcome.result
+    schema = tool.result
+    if schema is None:
+        return None
+    if not result.HasField("json"):
+        wrong = "it has no value"
+    else:
+        try:
+            issues = schema.issues(parse(result.json))
+        except JsonRefused as refused:
+            wrong = str(refused)
+        else:
+            if not issues:
+                return None
+            wrong = "; ".join(f"{issue.path or 'the value'}: {issue.message}" for issue in issues[:_ISSUES])
+    return failure(
+        FailureKind.FAILURE_KIND_INVALID_RESULT,
+        cut(f"The result of {tool.name} does not fit the output schema it declares: {wrong}"),
+        effects_of_return(tool),
+    )
+
+
+def _believed(frame: Frame, tool: Tool) -> Frame:
+    reason = frame.outcome.failure
+    if reason.kind not in _KINDS_OF_TOOLS:
+        return failed(
+            failure(
+                FailureKind.FAILURE_KIND_INTERNAL,
+                f"The worker of {tool.name} reported a failure that is not a tool's to report.",
+                effects_of_attempt(tool),
+            )
+        )
+    reason.message = cut(reason.message)
+    if reason.side_effects not in (NONE, POSSIBLE, COMMITTED):
+        reason.side_effects = effects_of_attempt(tool)
+    del reason.issues[_ISSUES:]
+    return frame

@@ -1,0 +1,32 @@
+"""A tool of the catalogue, as a call sees it."""
+
+from dataclasses import dataclass
+
+from sidecar._gen.pillion.v1.tool_pb2 import Effects, ToolDescriptor
+from sidecar.calls.ports import WorkerSet
+from sidecar.calls.schema import Schema
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tool:
+    """One version of one tool: immutable, so a call that holds it is pinned to it."""
+
+    name: str
+    descriptor: ToolDescriptor
+    """As admitted. Never changed."""
+    digest: bytes
+    """Tells versions apart: of the whole descriptor."""
+    workers: WorkerSet
+    arguments: Schema
+    result: Schema | None
+    """`None`: results are not parsed."""
+    effects: "Effects.ValueType"
+    """READ, IDEMPOTENT or UNSAFE."""
+    default_timeout: float | None
+    max_timeout: float | None
+    concurrency: int | None
+    """How many calls of it one instance runs at once; `None`: as many as the instance."""
+    ceiling: int
+    """The largest result in bytes."""
+    unsupported: str | None
+    """What the tool declares that this sidecar cannot do yet, as a word for its refusal; `None`: nothing."""

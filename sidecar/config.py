@@ -1,0 +1,170 @@
+"""Settings: one TOML file, checked whole before anything starts."""
+
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sidecar.calls.limits import CallLimits
+from sidecar.wire.limits import WireLimits
+from sidecar.workers.limits import WorkerLimits
+
+_UNIX = "unix:"
+# The kernel's limit is 108 with the zero that ends it.
+_PATH_BYTES = 107
+_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+
+
+class ConfigRefused(ValueError):
+    """The settings cannot be used. The text says what to change, a line for each mistake."""
+
+
+def _only_known(kind: type) -> BeforeValidator:
+    known = {field.name for field in fields(kind)}
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            unknown = sorted(set(value) - known)
+            if unknown:
+                raise ValueError(f"unknown: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+            wrong = sorted(name for name, limit in value.items() if not isinstance(limit, int | float) or limit <= 0)
+            if wrong:
+                raise ValueError(f"must be a positive number: {', '.join(wrong)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+class Listen(BaseModel):
+    """Where to listen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    callers: str
+    """For callers: `unix:/path`, or `host:port` on loopback."""
+    workers: str
+    """For workers, likewise."""
+    insecure: bool = False
+    """Whether TCP on loopback is served to whoever connects. For tests alone."""
+
+
+class Worker(BaseModel):
+    """A worker set that may attach."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=_NAME)
+    """The name it attaches as."""
+    token_file: Path
+    """The file that holds its token."""
+    tools: frozenset[str] = Field(min_length=1)
+    """The tools it may register."""
+
+
+class Limits(BaseModel):
+    """Bounds that differ from the defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    calls: Annotated[CallLimits, _only_known(CallLimits)] = CallLimits()
+    """Of calls."""
+    wire: Annotated[WireLimits, _only_known(WireLimits)] = WireLimits()
+    """Of streams."""
+    workers: Annotated[WorkerLimits, _only_known(WorkerLimits)] = WorkerLimits()
+    """Of workers."""
+
+
+class Settings(BaseModel):
+    """All settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state_dir: Path
+    """Where what must last is kept. Private to this user."""
+    listen: Listen
+    worker: tuple[Worker, ...] = ()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address to listen on, checked."""
+
+    text: str
+    """As gRPC takes it."""
+    socket: Path | None
+    """The path of a unix socket; `None` for TCP."""
+
+
+def load(path: Path) -> Settings:
+    """Reads and checks the settings.
+
+    :raises ConfigRefused: with a line for each mistake.
+    """
+    try:
+        raw = tomllib.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise ConfigRefused(f"{path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigRefused(f"{path} is not TOML: {error}.") from None
+    try:
+        settings = Settings.model_validate(raw)
+    except ValidationError as error:
+        mistakes = "\n".join(
+            f"{path}: {'.'.join(map(str, mistake['loc']))}: {mistake['msg']}." for mistake in error.errors()
+        )
+        raise ConfigRefused(mistakes) from None
+    names = [worker.name for worker in settings.worker]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigRefused(f"{path}: worker: {', '.join(twice)} is there twice; each worker has one name.")
+    return settings
+
+
+def token_of(worker: Worker) -> str:
+    """The token of a worker set.
+
+    :raises ConfigRefused: if the file cannot be read or holds none.
+    """
+    try:
+        token = worker.token_file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise ConfigRefused(
+            f"The token file of worker {worker.name}, {worker.token_file}, cannot be read; put a random text in it."
+        ) from None
+    if not token:
+        raise ConfigRefused(f"The token file of worker {worker.name} is empty; put a random text in it.")
+    return token
+
+
+def address(text: str, *, insecure: bool) -> Address:
+    """An address to listen on.
+
+    :raises ConfigRefused: if it is malformed or not safe to listen on.
+    """
+    if text.startswith(_UNIX):
+        path = Path(text.removeprefix(_UNIX)).absolute()
+        if len(str(path).encode()) > _PATH_BYTES:
+            raise ConfigRefused(f"The socket path {path} is over the {_PATH_BYTES} bytes that a socket may have.")
+        return Address(f"{_UNIX}{path}", path)
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigRefused(f"{text} is no address; write unix:/path/to/socket or 127.0.0.1:port.")
+    if not _is_loopback(host.strip("[]")):
+        raise ConfigRefused(f"{text} is not on loopback, where anyone could connect; use a unix socket.")
+    if not insecure:
+        raise ConfigRefused(
+            f"{text} would serve every user of this machine; use a unix socket, or set listen.insecure for a test."
+        )
+    return Address(text, None)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

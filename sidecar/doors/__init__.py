@@ -1,0 +1,1 @@
+"""Ways in. Thin: the rules of a call are elsewhere."""

@@ -1,0 +1,191 @@
+"""The door of streams: one caller's `Execute`."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.call import Call
+from sidecar.calls.outcome import Refusal
+from sidecar.calls.pipeline import Pipeline
+from sidecar.scope import Principal
+from sidecar.wire.batch import FrameHead
+from sidecar.wire.limits import WireLimits
+from sidecar.wire.outbox import Lane
+from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stream_error
+from sidecar.wire.stream import FrameStream
+
+_SMALLEST_FRAME = 4_096
+_METHODS = 64
+_METHOD_BYTES = 128
+_FORWARDED_REASONS = frozenset(
+    (
+        CancelReason.CANCEL_REASON_PARENT,
+        CancelReason.CANCEL_REASON_DEADLINE,
+        CancelReason.CANCEL_REASON_DISCONNECT,
+    )
+)
+
+
+class ExecuteSession:
+    """The sidecar's end of one `Execute` stream, and the caller of its calls."""
+
+    def __init__(self, stream: FrameStream, pipeline: Pipeline, principal: Principal, wire_limits: WireLimits) -> None:
+        self.principal = principal
+        self.can_answer: Collection[str] = ()
+        self.has_reverse = False
+        self.in_flight = 0
+        self.handlers: Mapping[str, Callable[[Frame], None]] = {
+            "start": self._start,
+            "cancel": self._cancel,
+            "reply": self._reply,
+            "follow": self._follow,
+            "caller_hello": self._hello,
+        }
+        self._stream = stream
+        self._outbox = stream.outbox
+        self._pipeline = pipeline
+        self._wire_limits = wire_limits
+        self._calls: dict[int, Call] = {}
+        self._last_call = 0
+        self._greeted = False
+        self._half_closed = False
+
+    # --- the caller of calls
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much is undelivered that no call is to be started."""
+        return self._outbox.congested
+
+    @property
+    def overfull(self) -> bool:
+        """Whether so much is undelivered that a large outcome is to be refused."""
+        return self._outbox.overfull
+
+    def finished(self, call: Call) -> None:
+        """A call's outcome was queued."""
+        lane = call.sink
+        if isinstance(lane, Lane):
+            self._calls.pop(lane.call, None)
+        if self._half_closed and not self._calls:
+            self._stream.finish()
+
+    # --- frames
+
+    def _start(self, frame: Frame) -> None:
+        lane = self._open(frame.call)
+        if lane is None:
+            return
+        call = self._pipeline.start(frame.start, self, lane)
+        if not call.done:
+            self._calls[lane.call] = call
+
+    def _follow(self, frame: Frame) -> None:
+        lane = self._open(frame.call)
+        if lane is not None:
+            refusal = Refusal(
+                FailureKind.FAILURE_KIND_UNSUPPORTED, "This sidecar does not detach calls, so there is none to follow."
+            )
+            self._pipeline.refuse(refusal, self, lane)
+
+    def _cancel(self, frame: Frame) -> None:
+        call = self._calls.get(frame.call)
+        if call is not None:
+            reason = frame.cancel.reason
+            call.cancel(reason if reason in _FORWARDED_REASONS else CancelReason.CANCEL_REASON_CALLER)
+
+    def _reply(self, _frame: Frame) -> None:
+        self._pipeline.counters.add("late_replies")
+
+    def _hello(self, frame: Frame) -> None:
+        hello = frame.caller_hello
+        if self._greeted or self._last_call:
+            self._complain(StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, "A caller says hello once, and first.")
+            return
+        self._greeted = True
+        if agreed_version(hello) is None:
+            self._complain(StreamErrorReason.STREAM_ERROR_REASON_VERSION, "This sidecar speaks protocol 1.0.")
+            self._stream.close()
+            return
+        self.has_reverse = True
+        self.can_answer = frozenset(method for method in hello.can_answer[:_METHODS] if len(method) <= _METHOD_BYTES)
+        if hello.HasField("max_frame_bytes"):
+            self._outbox.largest_frame = max(min(self._outbox.largest_frame, hello.max_frame_bytes), _SMALLEST_FRAME)
+        answer = Frame()
+        answer.host_hello.version.CopyFrom(PROTOCOL)
+        answer.host_hello.limits.CopyFrom(limits_message(self._wire_limits, self._pipeline.limits.in_flight_per_stream))
+        answer.host_hello.instance_id = self._pipeline.ids.process
+        self._stream.control(answer)
+
+    def _open(self, call: int) -> Lane | None:
+        """A lane for a new call; `None`, and the stream is told, if its id does not increase."""
+        if call > self._last_call:
+            self._last_call = call
+            return self._stream.lane(call)
+        reason = (
+            StreamErrorReason.STREAM_ERROR_REASON_CALL_ID_NOT_INCREASING
+            if call
+            else StreamErrorReason.STREAM_ERROR_REASON_CALL_ID_ZERO
+        )
+        self._complain(reason, f"A call's id must be over {self._last_call}, the newest of this stream.", call)
+        return None
+
+    # --- what goes wrong, and the end
+
+    def misdirected(self, frame: Frame, body: str) -> None:
+        """A frame came that a caller may not send: its call fails, or the stream is told."""
+        call = self._calls.get(frame.call)
+        message = f"A {body} frame is not a caller's to send."
+        if call is not None:
+            call.broke_protocol(message)
+        else:
+            self._complain(StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, message, frame.call)
+
+    def oversized(self, head: FrameHead) -> None:
+        """A frame came that is over a limit: its call alone is refused."""
+        if head.body == "start":
+            lane = self._open(head.call)
+            if lane is not None:
+                refusal = Refusal(
+                    FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
+                    f"The call has {head.size:,} bytes, and a frame has at most {self._wire_limits.max_frame_bytes:,}; "
+                    "hand large data over as an artifact.",
+                )
+                self._pipeline.refuse(refusal, self, lane)
+            return
+        call = self._calls.get(head.call)
+        if call is not None:
+            call.broke_protocol(
+                f"The caller sent a frame over the largest, {self._wire_limits.max_frame_bytes:,} bytes."
+            )
+
+    def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
+        """A message came that cannot be read: the stream is told, and goes on."""
+        self._complain(
+            reason, f"A message is a batch of frames of at most {self._wire_limits.max_message_bytes:,} bytes."
+        )
+
+    def half_closed(self) -> None:
+        """The caller starts no more calls; running ones finish."""
+        self._half_closed = True
+        if not self._calls:
+            self._stream.finish()
+
+    def unresponsive(self) -> None:
+        """Callers are not pinged."""
+
+    def ended(self) -> None:
+        """The stream is over: its calls are cancelled."""
+        for call in tuple(self._calls.values()):
+            call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
+
+    def drain(self, grace: float) -> None:
+        """Tells the caller that the sidecar is about to stop."""
+        frame = Frame()
+        frame.draining.grace.FromNanoseconds(int(grace * 1e9))
+        self._stream.control(frame)
+
+    def _complain(self, reason: "StreamErrorReason.ValueType", message: str, call: int | None = None) -> None:
+        self._stream.control(stream_error(reason, message, call), droppable=True)

@@ -1,0 +1,88 @@
+"""Lets no exception text reach a peer."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sidecar.telemetry import Counters
+
+_log = logging.getLogger(__name__)
+
+_MESSAGE = "The sidecar failed; its log says why."
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server, whoever wrote it: a failure is logged here and told without its text."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The handler of a method, wrapped; `None` where there is none."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.response_streaming:
+            if handler.request_streaming:
+                return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream), **codec)
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream), **codec)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary), **codec)
+        return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), **codec)
+
+    def _unary(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def guarded(request: Any, context: Any) -> Any:
+            try:
+                return await behaviour(request, context)
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception:
+                self._count()
+            await context.abort(grpc.StatusCode.INTERNAL, _MESSAGE)
+
+        return guarded
+
+    def _stream(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        if not inspect.isasyncgenfunction(behaviour):
+
+            async def guarded(request: Any, context: Any) -> None:
+                try:
+                    await behaviour(request, context)
+                except (grpc.aio.AbortError, asyncio.CancelledError):
+                    raise
+                except Exception:
+                    self._count()
+                    context.set_code(grpc.StatusCode.INTERNAL)
+                    context.set_details(_MESSAGE)
+
+            return guarded
+
+        async def guarded_iterator(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for message in behaviour(request, context):
+                    yield message
+            except (grpc.aio.AbortError, asyncio.CancelledError):
+                raise
+            except Exception:
+                self._count()
+                context.set_code(grpc.StatusCode.INTERNAL)
+                context.set_details(_MESSAGE)
+
+        return guarded_iterator
+
+    def _count(self) -> None:
+        self._counters.add("internal_errors")
+        _log.exception("a handler failed")

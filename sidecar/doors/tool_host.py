@@ -1,0 +1,139 @@
+"""The callers' service over gRPC."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sidecar import __version__
+from sidecar._gen.pillion.v1.context_pb2 import Identity
+from sidecar._gen.pillion.v1.execute_pb2 import (
+    CallRequest,
+    CallResponse,
+    GetInfoRequest,
+    GetInfoResponse,
+    ListToolsRequest,
+    ListToolsResponse,
+    WatchToolsRequest,
+    WatchToolsResponse,
+)
+from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
+from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.ports import Listing
+from sidecar.doors.callers import CallerHost
+from sidecar.doors.status import ENDING_CODES, refuse
+from sidecar.doors.unary import run_call
+from sidecar.policy import Policy
+from sidecar.scope import Principal, scope_of
+from sidecar.wire.grpc import GrpcTransport
+from sidecar.wire.limits import WireLimits
+from sidecar.wire.protocol import PROTOCOL, limits_message
+
+SERVICE = "pillion.v1.ToolHostService"
+_LISTING = "listing"
+
+
+class ToolHost:
+    """Handlers of `ToolHostService`. Thin: the rules are the pipeline's."""
+
+    def __init__(
+        self,
+        callers: CallerHost,
+        pipeline: Pipeline,
+        listing: Listing,
+        policy: Policy,
+        wire_limits: WireLimits,
+        principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
+    ) -> None:
+        self._callers = callers
+        self._pipeline = pipeline
+        self._listing = listing
+        self._policy = policy
+        self._wire_limits = wire_limits
+        self._principal_of = principal_of
+        self._started_at = pipeline.loop.time()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler to add to a server."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                # Bytes both ways: the wire parses and joins batches itself.
+                "Execute": grpc.stream_stream_rpc_method_handler(self._execute),
+                "Call": grpc.unary_unary_rpc_method_handler(
+                    self._call, CallRequest.FromString, CallResponse.SerializeToString
+                ),
+                "ListTools": grpc.unary_unary_rpc_method_handler(
+                    self._list_tools, ListToolsRequest.FromString, ListToolsResponse.SerializeToString
+                ),
+                "WatchTools": grpc.unary_stream_rpc_method_handler(
+                    self._watch_tools, WatchToolsRequest.FromString, WatchToolsResponse.SerializeToString
+                ),
+                "GetInfo": grpc.unary_unary_rpc_method_handler(
+                    self._get_info, GetInfoRequest.FromString, GetInfoResponse.SerializeToString
+                ),
+            },
+        )
+
+    async def _execute(self, _requests: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        ending = await self._callers.execute(GrpcTransport(context), self._principal_of(context))
+        if ending is not None:
+            context.set_code(ENDING_CODES[ending.reason])
+            context.set_details(ending.message)
+
+    async def _call(self, request: CallRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> CallResponse:
+        started, outcome = await run_call(self._pipeline, self._principal_of(context), request.start)
+        if outcome.WhichOneof("kind") == "failure":
+            await refuse(context, outcome.failure)
+        return CallResponse(started=started, outcome=outcome)
+
+    async def _list_tools(
+        self, request: ListToolsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> ListToolsResponse:
+        tools, generation = self._listed(request.identity, context)
+        return ListToolsResponse(tools=tools, generation=generation)
+
+    async def _watch_tools(
+        self, request: WatchToolsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[WatchToolsResponse]:
+        told = -1
+        while True:
+            tools, generation = self._listed(request.identity, context)
+            if generation != told:
+                told = generation
+                yield WatchToolsResponse(tools=tools, generation=generation)
+            else:
+                await self._listing.changed()
+
+    async def _get_info(
+        self, _request: GetInfoRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> GetInfoResponse:
+        principal = self._principal_of(context)
+        info = GetInfoResponse(
+            version=__version__,
+            minimum=PROTOCOL,
+            maximum=PROTOCOL,
+            limits=limits_message(self._wire_limits, self._pipeline.limits.in_flight_per_stream),
+            instance_id=self._pipeline.ids.process,
+        )
+        info.uptime.FromNanoseconds(int((self._pipeline.loop.time() - self._started_at) * 1e9))
+        if principal.authenticated:
+            info.caller_principal = principal.name
+        if principal.is_local:
+            info.counters.update(self._pipeline.counters.snapshot())
+        return info
+
+    def _listed(
+        self, identity: Identity, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> tuple[list[ToolDescriptor], int]:
+        """The tools that policy lets this caller know of, and their generation."""
+        principal = self._principal_of(context)
+        scope = scope_of(principal.name, identity, None, None, _LISTING)
+        snapshot = self._listing.snapshot
+        tools = [
+            tool.descriptor
+            for tool in snapshot.tools.values()
+            if (decision := self._policy.decide(principal, scope, tool.name)).allowed or decision.listed
+        ]
+        return tools, snapshot.generation

@@ -1,0 +1,55 @@
+"""The door of single calls: `Call`, without a stream."""
+
+import asyncio
+from collections.abc import Collection
+
+from sidecar._gen.pillion.v1.call_pb2 import Start, Started
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
+from sidecar.calls.call import Call
+from sidecar.calls.pipeline import Pipeline
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar.scope import Principal
+
+
+class UnaryCaller:
+    """The caller of one call, which gets its outcome and nothing else."""
+
+    congested = False
+    overfull = False
+    has_reverse = False
+    can_answer: Collection[str] = ()
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+        self.in_flight = 0
+        self.started = Started()
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def send(self, frame: Frame) -> bool:
+        """Keeps what the answer needs; other frames are not for this door."""
+        body = frame.WhichOneof("body")
+        if body == "started":
+            self.started.CopyFrom(frame.started)
+        elif body == "outcome" and not self.outcome.done():
+            outcome = Outcome()
+            outcome.CopyFrom(frame.outcome)
+            self.outcome.set_result(outcome)
+        return True
+
+    def report(self, frame: Frame) -> None:
+        """Progress is not for this door."""
+
+    def finished(self, call: Call) -> None:
+        """The outcome was kept."""
+
+
+async def run_call(pipeline: Pipeline, principal: Principal, start: Start) -> tuple[Started, Outcome]:
+    """Runs one call to its outcome. Cancelling this cancels the call, as a lost stream does."""
+    caller = UnaryCaller(principal)
+    call = pipeline.start(start, caller, caller)
+    try:
+        return caller.started, await caller.outcome
+    except asyncio.CancelledError:
+        call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
+        raise

@@ -1,0 +1,239 @@
+"""One open stream of frames: its reader, its writer, and what happens when either fails."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar.telemetry import Counters
+from sidecar.wire.batch import FrameHead, MalformedMessage, heads, parse
+from sidecar.wire.limits import WireLimits
+from sidecar.wire.outbox import Lane, Outbox
+from sidecar.wire.transport import StreamLost, Transport
+
+_log = logging.getLogger(__name__)
+
+_HEADS_AT_MOST = 4_096
+_MISSED_PINGS = 3
+
+
+class Receiver(Protocol):
+    """Takes what comes in on a stream. Nothing here may wait; an exception is logged and the frame dropped."""
+
+    handlers: Mapping[str, Callable[[Frame], None]]
+    """What to do with a frame, by the name of its body. Pings and pongs are the stream's own."""
+
+    def misdirected(self, frame: Frame, body: str) -> None:
+        """A frame came whose body has no handler: it is illegal in this direction."""
+        ...
+
+    def oversized(self, head: FrameHead) -> None:
+        """A frame came that is over a limit, alone or within a message that is. Its body is not looked at."""
+        ...
+
+    def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
+        """A message came that is too large or no batch of frames. Follows `oversized` for what could be told of it."""
+        ...
+
+    def half_closed(self) -> None:
+        """The peer will send no more, and still reads."""
+        ...
+
+    def unresponsive(self) -> None:
+        """The peer answered none of the last pings."""
+        ...
+
+    def ended(self) -> None:
+        """The stream is over, once. What is still open on it is lost."""
+        ...
+
+
+class FrameStream:
+    """One stream of frames over a transport.
+
+    `run` lives as long as the stream. Frames are sent through lanes and `control`; each wakes the writer, which puts all
+    that is queued into the next message. Everything happens on the event loop that runs `run`.
+    """
+
+    def __init__(
+        self, transport: Transport, limits: WireLimits, counters: Counters, *, ping_interval: float | None = None
+    ) -> None:
+        self.outbox = Outbox(limits, self._wake)
+        self.stalled = False
+        """Whether the peer stopped reading and was given up; the transport lingers until it reads or leaves."""
+        self._transport = transport
+        self._limits = limits
+        self._counters = counters
+        self._ping_interval = ping_interval
+        self._pings = 0
+        self._unanswered = 0
+        self._next_ping = 0.0
+        self._finishing = False
+        self._ended = False
+        self._writing_since: float | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._receiver: Receiver | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    def lane(self, call: int) -> Lane:
+        """A lane for a call of this stream."""
+        return Lane(self.outbox, call)
+
+    def control(self, frame: Frame, *, droppable: bool = False) -> None:
+        """Queues a frame on call 0, in front of all others. A droppable one gives way when many wait."""
+        self.outbox.control(frame, droppable=droppable)
+
+    def finish(self) -> None:
+        """Ends the stream once all that is queued is written."""
+        self._finishing = True
+        self._wake()
+
+    def close(self) -> None:
+        """Ends the stream once what is queued is written, and reads no more."""
+        self.finish()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def run(self, receiver: Receiver) -> None:
+        """Reads and writes until the stream is over, then tells the receiver. Never raises `StreamLost`."""
+        loop = asyncio.get_running_loop()
+        self._receiver = receiver
+        if self._ping_interval is not None:
+            self._next_ping = loop.time() + self._ping_interval
+        reader = self._reader = loop.create_task(self._read(receiver))
+        writer = loop.create_task(self._write())
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done() and (self._finishing or _succeeded(reader)):
+                await asyncio.wait((writer,))
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._end()
+            self.outbox.abandon()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    def look(self, now: float) -> None:
+        """Looks for a stalled write and a silent peer. Called about once a second by whoever keeps the streams."""
+        writing_since = self._writing_since
+        if writing_since is not None and not self.stalled and now - writing_since > self._limits.stall_after:
+            self._give_up()
+        if self._ping_interval is None or self._ended or now < self._next_ping:
+            return
+        if self._unanswered >= _MISSED_PINGS and self._receiver is not None:
+            self._counters.add("unresponsive_peers")
+            self._receiver.unresponsive()
+            return
+        self._next_ping = now + self._ping_interval
+        self._pings += 1
+        self._unanswered += 1
+        frame = Frame()
+        frame.ping.nonce = self._pings
+        self.control(frame, droppable=True)
+
+    def _give_up(self) -> None:
+        """Ends the stream's calls though the transport cannot be ended: a write of it hangs in the peer's window."""
+        self.stalled = True
+        self._counters.add("stalled_streams")
+        self.outbox.abandon()
+        self._finishing = True
+        self._end()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def _end(self) -> None:
+        if not self._ended and self._receiver is not None:
+            self._ended = True
+            self._receiver.ended()
+
+    def _wake(self) -> None:
+        idle = self._idle
+        if idle is not None and not idle.done():
+            idle.set_result(None)
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        outbox = self.outbox
+        write = self._transport.write
+        while True:
+            message = outbox.drain()
+            if message is None:
+                if self._finishing:
+                    return
+                self._idle = loop.create_future()
+                await self._idle
+                continue
+            self._writing_since = loop.time()
+            try:
+                await write(message)
+            except StreamLost:
+                return
+            self._writing_since = None
+            outbox.delivered()
+            if self._room is not None and not self._room.done() and not outbox.overfull:
+                self._room.set_result(None)
+
+    async def _read(self, receiver: Receiver) -> None:
+        read = self._transport.read
+        largest_frame = self._limits.max_frame_bytes
+        largest_message = self._limits.max_message_bytes
+        while True:
+            message = await read()
+            if message is None:
+                receiver.half_closed()
+                return
+            size = len(message)
+            if size > largest_message:
+                self._counters.add("oversized_messages")
+                for head in heads(message, _HEADS_AT_MOST):
+                    receiver.oversized(head)
+                receiver.unreadable(StreamErrorReason.STREAM_ERROR_REASON_MESSAGE_TOO_LARGE)
+                continue
+            try:
+                frames = parse(message)
+            except MalformedMessage:
+                self._counters.add("malformed_messages")
+                receiver.unreadable(StreamErrorReason.STREAM_ERROR_REASON_MALFORMED_MESSAGE)
+                continue
+            del message
+            per_turn = self._limits.frames_per_turn
+            for number, frame in enumerate(frames, 1):
+                if size > largest_frame and (frame_size := frame.ByteSize()) > largest_frame:
+                    self._counters.add("oversized_frames")
+                    receiver.oversized(FrameHead(frame.call, frame.WhichOneof("body"), frame_size, frame))
+                else:
+                    self._receive(receiver, frame)
+                if number % per_turn == 0:
+                    await asyncio.sleep(0)
+            if self.outbox.overfull:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+                self._room = None
+
+    def _receive(self, receiver: Receiver, frame: Frame) -> None:
+        body = frame.WhichOneof("body")
+        if body is None:
+            self._counters.add("unknown_frames")
+            return
+        handle = receiver.handlers.get(body)
+        try:
+            if handle is not None:
+                handle(frame)
+            elif body == "ping":
+                answer = Frame()
+                answer.pong.nonce = frame.ping.nonce
+                self.control(answer, droppable=True)
+            elif body == "pong":
+                self._unanswered = 0
+            else:
+                receiver.misdirected(frame, body)
+        except Exception:
+            self._counters.add("internal_errors")
+            _log.exception("a frame could not be handled and was dropped")
+
+
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -1,0 +1,304 @@
+"""One worker's stream: how it presents itself, and where its frames go."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
+from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
+from sidecar._gen.pillion.v1.worker_pb2 import LogLevel, RefusedTool, WorkerHello
+from sidecar.calls.outbound import refused
+from sidecar.calls.outcome import cut
+from sidecar.calls.tool import Tool
+from sidecar.telemetry import Counters
+from sidecar.wire.batch import FrameHead
+from sidecar.wire.ending import Ending, EndingReason
+from sidecar.wire.limits import WireLimits
+from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stream_error
+from sidecar.wire.stream import FrameStream
+from sidecar.workers.admission import admit
+from sidecar.workers.catalogue import Catalogue
+from sidecar.workers.instance import Assignment, Instance
+from sidecar.workers.limits import WorkerLimits
+from sidecar.workers.worker_set import WorkerSet
+
+_log = logging.getLogger(__name__)
+_worker_log = logging.getLogger("pillion.worker")
+
+_LOG_LINE_BYTES = 8_192
+_LOG_FIELDS = 32
+_LOG_FIELD_BYTES = 256
+_SMALLEST_FRAME = 4_096
+_LEVELS = {
+    LogLevel.LOG_LEVEL_DEBUG: logging.DEBUG,
+    LogLevel.LOG_LEVEL_WARNING: logging.WARNING,
+    LogLevel.LOG_LEVEL_ERROR: logging.ERROR,
+}
+
+
+class AttachSession:
+    """The sidecar's end of one `Attach` stream."""
+
+    def __init__(
+        self,
+        stream: FrameStream,
+        catalogue: Catalogue,
+        limits: WorkerLimits,
+        wire_limits: WireLimits,
+        counters: Counters,
+    ) -> None:
+        self.ending: Ending | None = None
+        """Why the sidecar ended the stream, with a sentence for the worker; `None` while it did not."""
+        self.handlers: Mapping[str, Callable[[Frame], None]] = {
+            "progress": self._progress,
+            "outcome": self._outcome,
+            "outbound_request": self._outbound_request,
+            "register_teardown": self._register_teardown,
+            "log": self._log,
+            "worker_hello": self._hello,
+            "tools_changed": self._tools_changed,
+            "teardown_done": self._teardown_done,
+            "goodbye": self._goodbye,
+        }
+        self._largest_report = wire_limits.max_inline_bytes
+        self._largest_message = wire_limits.max_message_bytes
+        self._stream = stream
+        self._catalogue = catalogue
+        self._limits = limits
+        self._wire_limits = wire_limits
+        self._counters = counters
+        self._instance: Instance | None = None
+        self._running: dict[int, Assignment] = {}
+        self._strikes = 0
+        self._hello_timer = asyncio.get_running_loop().call_later(limits.hello_within, self._no_hello)
+
+    # --- frames of calls
+
+    def _progress(self, frame: Frame) -> None:
+        assignment = self._running.get(frame.call)
+        if assignment is None or assignment.call is None:
+            self._late("late_progress")
+        else:
+            assignment.call.progressed(frame)
+
+    def _outcome(self, frame: Frame) -> None:
+        assignment = self._running.get(frame.call)
+        if assignment is None:
+            self._late("late_outcomes")
+        elif assignment.call is None:
+            self._counters.add("late_outcomes")
+            assignment.release()
+        else:
+            assignment.call.ended(frame)
+
+    def _outbound_request(self, frame: Frame) -> None:
+        assignment = self._running.get(frame.call)
+        if assignment is None or assignment.call is None:
+            self._late("late_requests")
+        else:
+            assignment.call.asked(frame)
+
+    def _register_teardown(self, frame: Frame) -> None:
+        assignment = self._running.get(frame.call)
+        if assignment is None or assignment.call is None:
+            self._late("late_requests")
+        else:
+            assignment.call.registering(frame)
+
+    def _log(self, frame: Frame) -> None:
+        if self._instance is None:
+            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+            return
+        line = frame.log
+        fields = sorted(line.fields.items())[:_LOG_FIELDS]
+        assignment = self._running.get(frame.call)
+        call = assignment.call if assignment is not None else None
+        _worker_log.log(
+            _LEVELS.get(line.level, logging.INFO),
+            "%s",
+            cut(line.message, _LOG_LINE_BYTES),
+            extra={
+                "worker": self._instance.workers.name,
+                "instance": self._instance.id,
+                "execution_id": call.execution_id if call is not None else None,
+                "fields": {cut(name, _LOG_FIELD_BYTES): cut(value, _LOG_FIELD_BYTES) for name, value in fields},
+            },
+        )
+
+    def _late(self, counter: str) -> None:
+        if self._instance is None:
+            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+        else:
+            self._counters.add(counter)
+
+    # --- frames of the stream
+
+    def _hello(self, frame: Frame) -> None:
+        if self._instance is not None:
+            self._stream.control(
+                stream_error(StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, "A worker says hello once."),
+                droppable=True,
+            )
+            return
+        hello = frame.worker_hello
+        workers = self._catalogue.sets.get(hello.worker)
+        if workers is None or not workers.grant.admits(hello.token):
+            self._counters.add("refused_workers")
+            self._turn(EndingReason.UNAUTHENTICATED, "No worker of this name has this token.")
+            return
+        if agreed_version(hello) is None:
+            self._turn(EndingReason.PROTOCOL, "This sidecar speaks protocol 1.0, which the worker does not.")
+            return
+        concurrency = hello.concurrency if hello.HasField("concurrency") else self._limits.concurrency
+        if not 0 < concurrency <= self._limits.most_concurrency:
+            self._turn(EndingReason.PROTOCOL, f"A worker's concurrency is 1 to {self._limits.most_concurrency:,}.")
+            return
+        self._admit(hello, workers, concurrency)
+
+    def _admit(self, hello: WorkerHello, workers: WorkerSet, concurrency: int) -> None:
+        self._hello_timer.cancel()
+        earlier = workers.earlier(hello.reattach.instance_id) if hello.HasField("reattach") else None
+        if earlier is not None and not earlier.knows(hello.reattach.secret):
+            self._counters.add("refused_workers")
+            self._turn(EndingReason.UNAUTHENTICATED, "The instance to re-attach has another secret.")
+            return
+        if earlier is not None:
+            workers.replace(earlier)
+        if hello.HasField("max_frame_bytes"):
+            outbox = self._stream.outbox
+            outbox.largest_frame = max(min(outbox.largest_frame, hello.max_frame_bytes), _SMALLEST_FRAME)
+        tools, turned_away = self._admitted(hello.tools, workers)
+        instance = self._instance = Instance(workers, self._stream, concurrency, earlier)
+        self._running = instance.running
+        workers.attach(instance, tools)
+        # Frames of the stream itself go before those of calls, so no invoke overtakes the welcome.
+        self._stream.control(self._welcome(instance, turned_away))
+        for registration in hello.reattach.registrations:
+            release = Frame()
+            release.release.registration_id = registration
+            self._stream.control(release)
+        _log.info("worker %s attached as %s with %d tools", workers.name, instance.id, len(tools))
+
+    def _tools_changed(self, frame: Frame) -> None:
+        instance = self._instance
+        if instance is None:
+            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+            return
+        tools, turned_away = self._admitted(frame.tools_changed.tools, instance.workers)
+        instance.workers.change_tools(instance, tools)
+        self._stream.control(self._welcome(instance, turned_away))
+
+    def _teardown_done(self, _frame: Frame) -> None:
+        self._late("late_teardowns")
+
+    def _goodbye(self, _frame: Frame) -> None:
+        if self._instance is None:
+            self._stream.finish()
+        else:
+            self._instance.workers.leave(self._instance)
+
+    def _admitted(
+        self, descriptors: Iterable[ToolDescriptor], workers: WorkerSet
+    ) -> tuple[dict[str, Tool], list[RefusedTool]]:
+        admitted, turned_away = admit(
+            descriptors, workers, self._catalogue.owners(), self._limits, self._wire_limits.max_frame_bytes
+        )
+        for tool in turned_away:
+            self._counters.add("refused_tools")
+            _log.warning("worker %s: tool %s was refused: %s", workers.name, tool.name, tool.reason)
+        return admitted, turned_away
+
+    def _welcome(self, instance: Instance, turned_away: Iterable[RefusedTool]) -> Frame:
+        frame = Frame()
+        welcome = frame.welcome
+        welcome.instance_id = instance.id
+        welcome.reattach_secret = instance.secret
+        welcome.limits.CopyFrom(limits_message(self._wire_limits, instance.concurrency))
+        welcome.version.CopyFrom(PROTOCOL)
+        welcome.refused.extend(turned_away)
+        welcome.generation = self._catalogue.generation
+        welcome.ping_interval.FromNanoseconds(int(self._limits.ping_interval * 1e9))
+        welcome.reattach_window.FromNanoseconds(int(self._limits.reattach_window * 1e9))
+        return frame
+
+    # --- what goes wrong, and the end
+
+    def misdirected(self, frame: Frame, body: str) -> None:
+        """A frame came that a worker may not send: its call fails, or the stream is told."""
+        assignment = self._running.get(frame.call)
+        if self._instance is None:
+            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+        elif assignment is not None and assignment.call is not None:
+            assignment.call.broke_protocol(f"The worker sent a {body} frame, which is not a worker's to send.")
+        else:
+            self._stream.control(
+                stream_error(
+                    StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, f"A {body} frame is not a worker's to send."
+                ),
+                droppable=True,
+            )
+
+    def oversized(self, head: FrameHead) -> None:
+        """A frame came that is over a limit: its call alone is harmed."""
+        assignment = self._running.get(head.call)
+        call = assignment.call if assignment is not None else None
+        if call is None or head.body == "progress":
+            self._counters.add("oversized_reports")
+            _log.warning("a frame of %d bytes was dropped; progress is at most %d", head.size, self._largest_report)
+        elif head.body == "outcome":
+            call.result_too_large()
+        elif head.body == "outbound_request" and head.frame is not None and assignment is not None:
+            assignment.send(
+                refused(
+                    head.frame.outbound_request.request_id,
+                    ReplyErrorCode.REPLY_ERROR_CODE_INVALID,
+                    f"The request is over the {self._wire_limits.max_frame_bytes:,} bytes that a frame may have.",
+                )
+            )
+        else:
+            call.broke_protocol("The worker sent a frame that is over the largest.")
+
+    def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
+        """A message came that cannot be read: told, and the second time the instance is given up."""
+        self._strikes += 1
+        if self._strikes >= self._limits.strikes:
+            self._quarantine("The worker sent messages that are too large or no batches of frames.")
+        else:
+            self._stream.control(
+                stream_error(reason, f"A message is a batch of frames of at most {self._largest_message:,} bytes."),
+                droppable=True,
+            )
+
+    def half_closed(self) -> None:
+        """The worker will send no more: what it runs can get no outcome."""
+        if self._instance is not None:
+            self._instance.workers.lose(self._instance)
+        self._stream.finish()
+
+    def unresponsive(self) -> None:
+        """The worker answers no pings: what it runs is decided now."""
+        self._quarantine("The worker answered none of the last pings.")
+
+    def ended(self) -> None:
+        """The stream is over."""
+        self._hello_timer.cancel()
+        if self._instance is not None:
+            self._instance.workers.lose(self._instance)
+
+    def _quarantine(self, reason: str) -> None:
+        self._counters.add("quarantined_instances")
+        if self._instance is not None:
+            _log.warning("instance %s was given up: %s", self._instance.id, reason)
+            self._instance.workers.lose(self._instance)
+        self._turn(EndingReason.QUARANTINED, reason)
+
+    def _no_hello(self) -> None:
+        self._turn(EndingReason.PROTOCOL, f"No WorkerHello came within {self._limits.hello_within:g} s.")
+
+    def _turn(self, reason: EndingReason, message: str) -> None:
+        if self.ending is None:
+            self.ending = Ending(reason, message)
+            self._hello_timer.cancel()
+            self._stream.close()

@@ -1,0 +1,73 @@
+"""The tools there are: one immutable snapshot after another."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sidecar.calls.limits import CallLimits
+from sidecar.calls.ports import WorkerSet as WorkerSetPort
+from sidecar.calls.tool import Tool
+from sidecar.telemetry import Counters
+from sidecar.workers.grant import Grant
+from sidecar.workers.limits import WorkerLimits
+from sidecar.workers.worker_set import WorkerSet
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All tools at one moment. Never changed; a call that holds one of its tools is pinned to it."""
+
+    generation: int
+    tools: Mapping[str, Tool]
+    """By name, in order of names."""
+
+
+class Catalogue:
+    """The worker sets and the snapshot of their tools, swapped whole whenever it differs."""
+
+    def __init__(
+        self, grants: Iterable[Grant], limits: WorkerLimits, call_limits: CallLimits, counters: Counters
+    ) -> None:
+        self.snapshot = Snapshot(0, {})
+        self.sets: dict[str, WorkerSet] = {
+            grant.name: WorkerSet(grant, limits, call_limits, counters, self._rebuild) for grant in grants
+        }
+        self._tools: Mapping[str, Tool] = {}
+        self._changed: asyncio.Future[None] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of the tools."""
+        return self.snapshot.generation
+
+    def find(self, name: str) -> Tool | None:
+        """The tool of this name in the current generation."""
+        return self._tools.get(name)
+
+    def expected(self, name: str) -> WorkerSetPort | None:
+        """The worker set that is configured to bring a tool of this name, which is not there yet."""
+        return next((workers for workers in self.sets.values() if name in workers.grant.tools), None)
+
+    def owners(self) -> dict[str, WorkerSet]:
+        """Which set each listed tool is of."""
+        return {name: workers for workers in self.sets.values() for name in workers.tools}
+
+    async def changed(self) -> None:
+        """Waits for the next change of tools or of instances."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def close(self) -> None:
+        """Drops all timers, at the end of the sidecar."""
+        for workers in self.sets.values():
+            workers.close()
+
+    def _rebuild(self) -> None:
+        tools = {name: tool for workers in self.sets.values() for name, tool in workers.tools.items()}
+        if tools != self._tools:
+            self._tools = dict(sorted(tools.items()))
+            self.snapshot = Snapshot(self.snapshot.generation + 1, self._tools)
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)

@@ -1,0 +1,39 @@
+"""Hosts the streams of workers."""
+
+from sidecar.telemetry import Counters
+from sidecar.wire.ending import Ending, EndingReason
+from sidecar.wire.limits import WireLimits
+from sidecar.wire.stream import FrameStream
+from sidecar.wire.streams import Streams
+from sidecar.wire.transport import Transport
+from sidecar.workers.attach import AttachSession
+from sidecar.workers.catalogue import Catalogue
+from sidecar.workers.limits import WorkerLimits
+
+
+class WorkerHost:
+    """Runs `Attach` streams over whatever transport they come by."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        streams: Streams,
+        limits: WorkerLimits,
+        wire_limits: WireLimits,
+        counters: Counters,
+    ) -> None:
+        self._catalogue = catalogue
+        self._streams = streams
+        self._limits = limits
+        self._wire_limits = wire_limits
+        self._counters = counters
+
+    async def attach(self, transport: Transport) -> Ending | None:
+        """Runs one worker's stream to its end; answers what the worker is told of it, if the sidecar ended it."""
+        stream = FrameStream(transport, self._wire_limits, self._counters, ping_interval=self._limits.ping_interval)
+        session = AttachSession(stream, self._catalogue, self._limits, self._wire_limits, self._counters)
+        with self._streams.keeping(stream):
+            await stream.run(session)
+        if stream.stalled:
+            return Ending(EndingReason.STALLED, "The worker stopped reading.")
+        return session.ending

@@ -1,0 +1,136 @@
+"""One attached worker process, and the calls it runs."""
+
+import hmac
+import secrets
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar.calls.call import Call
+from sidecar.calls.tool import Tool
+from sidecar.wire.outbox import Lane
+from sidecar.wire.stream import FrameStream
+
+if TYPE_CHECKING:
+    from sidecar.workers.worker_set import WorkerSet
+
+
+class InstanceState(Enum):
+    """Whether an instance takes calls."""
+
+    ACTIVE = auto()
+    """It does."""
+    DRAINING = auto()
+    """It finishes what it has."""
+    GONE = auto()
+    """Its stream is over; it may come back with its secret."""
+
+
+class Assignment:
+    """One call on one instance: a slot, and the frames that go to the tool."""
+
+    __slots__ = ("_instance", "_lane", "call", "tool_name")
+
+    def __init__(self, instance: "Instance", lane: Lane, call: Call, tool_name: str) -> None:
+        self._instance = instance
+        self._lane = lane
+        self.call: Call | None = call
+        """The call; `None` once it was given up while the tool still runs."""
+        self.tool_name = tool_name
+
+    @property
+    def invoked(self) -> bool:
+        """Whether the message that holds the invoke was handed to the transport."""
+        return self._lane.handed_over > 0
+
+    def send(self, frame: Frame) -> bool:
+        """Sends a frame of the call to the tool. False: it is over the worker's largest and was not sent."""
+        return self._lane.send(frame)
+
+    def cancel(self, reason: "CancelReason.ValueType") -> None:
+        """Asks the tool to stop."""
+        frame = Frame()
+        frame.cancel.reason = reason
+        self._lane.send(frame)
+
+    def release(self) -> None:
+        """Gives the slot back: the tool has ended."""
+        self._instance.free(self._lane.call, self)
+
+    def leak(self) -> None:
+        """Gives the call up while the tool still runs: the slot stays taken until the tool ends."""
+        self.call = None
+        self._instance.leak()
+
+
+class Instance:
+    """One process of a worker set, by the stream it is attached with."""
+
+    def __init__(
+        self, workers: "WorkerSet", stream: FrameStream, concurrency: int, earlier: "Instance | None" = None
+    ) -> None:
+        self.id: str = earlier.id if earlier is not None else f"ins_{secrets.token_hex(8)}"
+        self.secret: str = earlier.secret if earlier is not None else secrets.token_urlsafe(32)
+        self._secret_bytes = self.secret.encode()
+        self.workers = workers
+        self.stream = stream
+        self.concurrency = concurrency
+        self.state = InstanceState.ACTIVE
+        self.tools: dict[str, bytes] = {}
+        """Digest of each tool's version, by name."""
+        self.running: dict[int, Assignment] = {}
+        """Taken slots by call id, leaked ones too."""
+        self.leaked = 0
+        self._running_by_tool: dict[str, int] = {}
+        self._last_call = 0
+
+    def knows(self, secret: str) -> bool:
+        """Whether this is the secret to come back with. Takes the same time for each wrong one."""
+        return hmac.compare_digest(self._secret_bytes, secret.encode())
+
+    def can_take(self, tool: Tool) -> bool:
+        """Whether it has a free slot for a call of the tool."""
+        if (
+            self.state is not InstanceState.ACTIVE
+            or len(self.running) >= self.concurrency
+            or self.tools.get(tool.name) != tool.digest
+            or self.stream.outbox.congested
+        ):
+            return False
+        limit = tool.concurrency
+        return limit is None or self._running_by_tool.get(tool.name, 0) < limit
+
+    def assign(self, call: Call, tool: Tool) -> Assignment:
+        """Takes a slot for a call."""
+        self._last_call += 1
+        lane = self.stream.lane(self._last_call)
+        assignment = self.running[self._last_call] = Assignment(self, lane, call, tool.name)
+        if tool.concurrency is not None:
+            self._running_by_tool[tool.name] = self._running_by_tool.get(tool.name, 0) + 1
+        return assignment
+
+    def free(self, call_id: int, assignment: Assignment) -> None:
+        """Frees a slot, and lets the next waiting call have it."""
+        if self.running.pop(call_id, None) is None:
+            return
+        if assignment.call is None:
+            self.leaked -= 1
+        by_tool = self._running_by_tool
+        if assignment.tool_name in by_tool:
+            by_tool[assignment.tool_name] -= 1
+        if self.state is InstanceState.DRAINING:
+            self.finish_when_idle()
+        self.workers.slot_freed()
+
+    def leak(self) -> None:
+        """Counts a slot whose tool ignores its cancel. At half the slots the instance takes no more calls."""
+        self.leaked += 1
+        self.workers.counters.add("leaked_slots")
+        if self.leaked * 2 >= self.concurrency and self.state is InstanceState.ACTIVE:
+            self.workers.drain(self)
+
+    def finish_when_idle(self) -> None:
+        """Ends the stream of an instance that leaves, once it runs nothing."""
+        if not self.running:
+            self.stream.finish()

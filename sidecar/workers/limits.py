@@ -1,0 +1,27 @@
+"""The bounds of workers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Bounds of workers. Times are in seconds."""
+
+    ping_interval: float = 10.0
+    """How often an instance is pinged; one that misses three is given up."""
+    reattach_window: float = 60.0
+    """How long a lost instance may come back as itself."""
+    unlist_after: float = 60.0
+    """How long a tool stays listed without an instance."""
+    hello_within: float = 10.0
+    """How long a new stream may take to present itself."""
+    drain: float = 30.0
+    """How long a draining instance has."""
+    concurrency: int = 64
+    """Calls at once of an instance that does not say."""
+    most_concurrency: int = 65_536
+    """What an instance may say at most."""
+    most_tools: int = 1_024
+    """How many tools an instance may bring."""
+    strikes: int = 2
+    """How many unreadable messages before an instance is given up."""
