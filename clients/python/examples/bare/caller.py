@@ -1,0 +1,39 @@
+"""One call over bare gRPC stubs: progress on standard error, the result as JSON on standard output."""
+
+import argparse
+import asyncio
+import json
+import sys
+
+from grpc import aio
+
+from pillion._gen.pillion.v1 import call_pb2, execute_pb2, execute_pb2_grpc, frame_pb2
+
+
+async def call(target: str, tool: str, arguments: str) -> str | None:
+    """Runs the tool and prints what comes of it. Returns a sentence if it failed."""
+    start = frame_pb2.Frame(call=1, start=call_pb2.Start(tool=tool, arguments=arguments.encode()))
+    request = execute_pb2.ExecuteRequest(frames=[start])
+    async with aio.insecure_channel(target) as channel:
+        try:
+            async for message in execute_pb2_grpc.ToolHostServiceStub(channel).Execute(iter([request])):
+                for frame in message.frames:
+                    match frame.WhichOneof("body"):
+                        case "progress":
+                            report = json.loads(frame.progress.payload)
+                            print(report.get("message") if isinstance(report, dict) else report, file=sys.stderr)
+                        case "outcome" if frame.outcome.HasField("result"):
+                            print(frame.outcome.result.json.decode())
+                            return "The tool says that this is an error." if frame.outcome.result.is_error else None
+                        case "outcome":
+                            return frame.outcome.failure.message or "The call ended without a result."
+            return "The stream ended without an outcome."
+        except aio.AioRpcError as lost:
+            return f"The stream was lost: {lost.code().name}: {lost.details()}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Runs one tool.")
+    for name in ("target", "tool", "arguments"):
+        parser.add_argument(name)
+    sys.exit(asyncio.run(call(**vars(parser.parse_args()))))
