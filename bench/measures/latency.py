@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from contextlib import AsyncExitStack
+from typing import Any
 
 from bench import tools
 from bench.control import quantile
 from bench.measures import Found, Rounds, median, say
-from bench.processes import child
+from bench.processes import Child, child
 from bench.sidecar import sidecar
 
 CALLS_A_SECOND = 500
@@ -52,24 +53,29 @@ async def single(rounds: Rounds) -> Found:
 
 
 async def at_rate(rounds: Rounds) -> Found:
-    """What the sidecar adds to the median of 1 KiB calls at 1,000/s over 16 streams, against a direct bidi echo."""
+    """What the sidecar adds to the median of 1 KiB calls at 1,000/s over 16 streams, against a bare host."""
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pillion-bench-"))
-        target = f"unix:{directory}/echo.sock"
-        await stack.enter_async_context(child("bench.baselines.echo", "server", target))
-        echo_client = await stack.enter_async_context(child("bench.baselines.echo", "client", target))
+        target = f"unix:{directory}/host.sock"
+        await stack.enter_async_context(child("bench.baselines.host", target))
+        bare_caller = await stack.enter_async_context(child("bench.caller", target))
         host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}))
         await stack.enter_async_context(host.worker("bench", 256))
         caller = await stack.enter_async_context(host.caller())
         added, through = [], []
         for number in range(rounds.count):
-            load = {"streams": STREAMS, "per_second": RATE, "seconds": rounds.seconds}
-            direct = await echo_client.ask("paced", payload=json.dumps(ARGUMENTS_1_KIB), **load)
-            ours = await caller.ask("paced", tool=tools.ECHO, arguments=ARGUMENTS_1_KIB, **load)
+            direct = await _drive(bare_caller, rounds.seconds)
+            ours = await _drive(caller, rounds.seconds)
             through.append(ours["p50_ms"])
             added.append(ours["p50_ms"] - direct["p50_ms"])
             say(f"round {number + 1}: p50 {ours['p50_ms']:.3f} ms; direct {direct['p50_ms']:.3f} ms")
     return Found(figures={"added_p50_ms_at_1000_qps": median(added)}, behind={"p50_ms_at_1000_qps": median(through)})
+
+
+async def _drive(caller: Child, seconds: float) -> dict[str, Any]:
+    return await caller.ask(
+        "paced", tool=tools.ECHO, arguments=ARGUMENTS_1_KIB, streams=STREAMS, per_second=RATE, seconds=seconds
+    )
 
 
 async def cancel(rounds: Rounds) -> Found:

@@ -1,0 +1,44 @@
+"""`Execute` without a sidecar: a bare grpc.aio bidirectional server that is itself the tool, one frame a message.
+
+It answers every `Start` with an outcome that holds its arguments. The caller is the one that drives the sidecar.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import grpc.aio
+
+from bench.control import run, serve
+from bench.grpc_options import CHANNEL_OPTIONS
+from bench.stubs import EXECUTE, ExecuteRequest, ExecuteResponse, Frame, Outcome, Result
+
+
+async def _execute(_requests: Any, context: Any) -> None:
+    while isinstance(request := await context.read(), ExecuteRequest):
+        frame = request.frames[0]
+        outcome = Outcome(result=Result(json=frame.start.arguments))
+        await context.write(ExecuteResponse(frames=[Frame(call=frame.call, outcome=outcome)]))
+
+
+async def main(target: str) -> None:
+    """Serves on `target` until stdin ends."""
+    service, method = EXECUTE.strip("/").split("/")
+    handler: grpc.RpcMethodHandler[ExecuteRequest, ExecuteResponse] = grpc.stream_stream_rpc_method_handler(
+        _execute,
+        request_deserializer=ExecuteRequest.FromString,
+        response_serializer=ExecuteResponse.SerializeToString,
+    )
+    instance = grpc.aio.server(options=CHANNEL_OPTIONS)
+    instance.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    instance.add_insecure_port(target)
+    await instance.start()
+    try:
+        await serve({})
+    finally:
+        await instance.stop(0)
+
+
+if __name__ == "__main__":
+    run(main(sys.argv[1]))
