@@ -132,7 +132,7 @@ class Explanation:
         self._work = _MOST_WORK
         self._told: set[tuple[str, str, str]] = set()
         self._suspects: list[tuple[_Place, str, str]] = []
-        whole = _Place(pointer="#", keyword="", value=value, path="", is_exact=True)
+        whole = _Place(pointer="#", keyword="schema", value=value, path="", is_exact=True)
         self._waiting = deque([whole])
         while self._waiting and self._may_go_on():
             place = self._waiting.popleft()
@@ -144,7 +144,7 @@ class Explanation:
                 for keyword, argument in node.items():
                     self._judge(place, node, keyword, argument)
         if not self.issues:
-            self._tell(*(self._suspects[0] if self._suspects else (whole, "schema", _AS_A_WHOLE)))
+            self._tell(*(self._suspects[0] if self._suspects else (whole, whole.keyword, _AS_A_WHOLE)))
 
     def _may_go_on(self) -> bool:
         return len(self.issues) < _MOST_ISSUES and self._work > 0

@@ -7,7 +7,7 @@ from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, 
 from sidecar._gen.pillion.v1.outcome_pb2 import ArgumentIssue
 from sidecar.calls.explanation import Explanation
 from sidecar.calls.strict_json import JsonRefused, parse
-from sidecar.calls.subschemas import SchemaRefused, Subschemas, cut, pointer_to
+from sidecar.calls.subschemas import Subschemas, Unusable, cut, pointer_to
 
 _MOST_TEXT = 256 * 1024
 _DOCUMENT = "urn:pillion:schema"
@@ -15,6 +15,10 @@ _REGEX_BYTES = 1024 * 1024
 _ALL_REGEX_BYTES = 16 * _REGEX_BYTES
 _LEAST_REGEX_BYTES = 64 * 1024
 _MOST_KEPT = 256
+
+
+class SchemaRefused(ValueError):
+    """The schema cannot be used. Its own text is a sentence for the author of the worker, and may quote the schema."""
 
 
 def _compile_sentence(rule: str, place: str, message: str) -> str:
@@ -53,8 +57,11 @@ class Schema:
             root = {"type": "object", **root}
         if not isinstance(root, dict | bool):
             raise SchemaRefused("A schema is an object, true or false.")
-        self.subschemas = Subschemas(root)
-        """The subschemas, for explanations."""
+        try:
+            self.subschemas = Subschemas(root)
+            """The subschemas, for explanations."""
+        except Unusable as error:
+            raise SchemaRefused(str(error)) from None
         share = _ALL_REGEX_BYTES // max(1, self.subschemas.patterns)
         self._regex = RegexOptions(size_limit=min(_REGEX_BYTES, max(_LEAST_REGEX_BYTES, share)))
         try:

@@ -25,8 +25,8 @@ _MAPS = ("properties", "patternProperties", *MAPS_IN_PLACE, *_SHELVES)
 _ANYWHERE = ""
 
 
-class SchemaRefused(ValueError):
-    """The schema cannot be used. Its own text is a sentence for the author of the worker, and may quote the schema."""
+class Unusable(ValueError):
+    """The subschemas would run away, or lead elsewhere. Its own text is a sentence for the author of the schema."""
 
 
 class _Edge(NamedTuple):
@@ -107,14 +107,14 @@ class Subschemas:
     def target(self, reference: str) -> str:
         """The pointer of what a `$ref` names, spelt as `nodes` has it."""
         if not reference.startswith("#"):
-            raise SchemaRefused(f"$ref {cut(reference)} leads out of the schema: copy what it names into $defs.")
+            raise Unusable(f"$ref {cut(reference)} leads out of the schema: copy what it names into $defs.")
         fragment = unquote(reference[1:])
         if not fragment:
             return "#"
         if fragment.startswith("/"):
             return pointer_to("#", *(_plain(token) for token in fragment[1:].split("/")))
         if fragment not in self._anchors:
-            raise SchemaRefused(f"$ref {cut(reference)} names nothing: give what it should name that $anchor.")
+            raise Unusable(f"$ref {cut(reference)} names nothing: give what it should name that $anchor.")
         return self._anchors[fragment]
 
     def _at(self, pointer: str) -> Any:
@@ -124,7 +124,7 @@ class Subschemas:
             try:
                 node = node[int(name) if isinstance(node, list) else name]
             except (LookupError, TypeError, ValueError):
-                raise SchemaRefused(f"$ref {cut(pointer)} names nothing: point it at a part of the schema.") from None
+                raise Unusable(f"$ref {cut(pointer)} names nothing: point it at a part of the schema.") from None
         return node
 
     def _add(self, pointer: str, node: Any, references: dict[str, str] | None = None) -> None:
@@ -148,11 +148,11 @@ class Subschemas:
     def _read(self, pointer: str, node: dict[str, Any]) -> None:
         """Notes anchors and patterns, and refuses what would change what the rest of the schema means."""
         if node.get("$schema", DIALECT) not in (DIALECT, DIALECT + "#"):
-            raise SchemaRefused(f"$schema must be {DIALECT} or be left out: other dialects are not read.")
+            raise Unusable(f"$schema must be {DIALECT} or be left out: other dialects are not read.")
         if pointer != "#" and "$id" in node:
-            raise SchemaRefused(f"$id at {cut(pointer)} begins a schema inside the schema: use $defs and $anchor.")
+            raise Unusable(f"$id at {cut(pointer)} begins a schema inside the schema: use $defs and $anchor.")
         if "$dynamicRef" in node:
-            raise SchemaRefused(f"$dynamicRef at {cut(pointer)} is not read: use $ref.")
+            raise Unusable(f"$dynamicRef at {cut(pointer)} is not read: use $ref.")
         for word in ("$anchor", "$dynamicAnchor"):
             if _has_text(node, word):
                 self._anchors[node[word]] = pointer
@@ -167,14 +167,12 @@ class Subschemas:
             for pointer in TopologicalSorter(in_place).static_order():
                 steps[pointer] = 1 + max((steps[target] for target in in_place[pointer]), default=0)
         except CycleError as error:
-            raise SchemaRefused(
+            raise Unusable(
                 f"The schema applies {cut(error.args[1][0])} to a value because it applies it to that value: "
                 "let a $ref to itself pass through properties or items."
             ) from None
         if max(steps.values()) > _MOST_STEPS:
-            raise SchemaRefused(
-                f"References and combinations lead on more than {_MOST_STEPS} steps: nest fewer of them."
-            )
+            raise Unusable(f"References and combinations lead on more than {_MOST_STEPS} steps: nest fewer of them.")
         self._refuse_floods(_components(applied))
 
     def _refuse_floods(self, component: dict[str, int]) -> None:
@@ -194,7 +192,7 @@ class Subschemas:
             same, anywhere = places.pop(None, 0), places.pop(_ANYWHERE, 0)
             visits[pointer] = max(1, same + anywhere + max(places.values(), default=0))
             if visits[pointer] > _MOST_VISITS:
-                raise SchemaRefused(
+                raise Unusable(
                     f"The schema would apply {cut(pointer)} to one value more than {_MOST_VISITS:,} times: "
                     "refer to it from fewer combinations."
                 )

@@ -1,0 +1,15 @@
+"""What is kept on disk: the one SQLite connection, and the stores on it."""
+
+from sidecar.calls.ports import StoreUnavailable
+from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
+from sidecar.storage.idempotency import SqliteIdempotencyStore
+from sidecar.storage.migrations import StoreRefused
+
+__all__ = (
+    "Database",
+    "DatabaseStatistics",
+    "SqliteIdempotencyStore",
+    "StoreBusy",
+    "StoreRefused",
+    "StoreUnavailable",
+)
