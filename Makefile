@@ -42,7 +42,7 @@ help: ## list the targets
 
 .PHONY: demo
 demo: $(DEMO_VENV)/.stamp ## start a sidecar and a worker, profile a data set, print the result
-	@$(DEMO_VENV)/bin/python clients/python/examples/demo/run.py $(ARGS)
+	@$(DEMO_VENV)/bin/python clients/python/examples/bare/run.py $(ARGS)
 
 .PHONY: proto
 proto: .venv/.stamp $(GO_PLUGINS_STAMP) $(RUST_PLUGINS_STAMP) $(TS_MODULES_STAMP) ## generate the stubs of every language

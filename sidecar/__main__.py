@@ -1,9 +1,14 @@
 """`python -m sidecar --config FILE`: runs a sidecar until it is told to stop."""
 
 import argparse
+import gc
 import logging
+import os
 import sys
 from pathlib import Path
+
+# gRPC looks for forks at every operation unless it is told before it loads that there are none without exec.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import anyio
 
@@ -12,6 +17,7 @@ from sidecar.config import ConfigRefused, load
 from sidecar.storage import StoreRefused
 
 _USAGE = 2
+_YOUNG_OBJECTS = 50_000
 
 
 def main() -> int:
@@ -22,6 +28,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # A peer that leaves while it is written to is ordinary, and decided elsewhere.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
+    # A call makes no reference cycles, so collections find next to nothing; at the default they cost a tenth of the CPU.
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS)
     refusals: list[str] = []
     try:
         anyio.run(serve, load(arguments.config), backend_options={"use_uvloop": True})

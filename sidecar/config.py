@@ -3,13 +3,14 @@
 import ipaddress
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sidecar.calls.limits import CallLimits
+from sidecar.doors.address import Address
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 
@@ -88,16 +89,6 @@ class Settings(BaseModel):
     listen: Listen
     worker: tuple[Worker, ...] = ()
     limits: Limits = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """An address to listen on, checked."""
-
-    text: str
-    """As gRPC takes it."""
-    socket: Path | None
-    """The path of a unix socket; `None` for TCP."""
 
 
 def load(path: Path) -> Settings:

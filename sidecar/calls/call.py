@@ -8,6 +8,7 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls.context import renew
 from sidecar.calls.outbound import answer, answer_teardown, harmless
 from sidecar.calls.outcome import NONE, Refusal, failed, failure
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _UNSAFE = Effects.EFFECTS_UNSAFE
 _RETRY_AFTER = 1.0
+_LEAST_TIME = 1e-9
 
 _WHY_STOPPED = {
     CancelReason.CANCEL_REASON_CALLER: "The caller cancelled the call.",
@@ -57,77 +59,60 @@ class Call:
     `cancel_grace` and `teardown_grace` after the timeout.
     """
 
-    __slots__ = (
-        "_assignment",
-        "_attempt",
-        "_cause",
-        "_looked_only",
-        "_pipeline",
-        "_progressed_at",
-        "_until",
-        "admitted",
-        "caller",
-        "deadline",
-        "due_slot",
-        "execution_id",
-        "generation",
-        "idle_timeout",
-        "invocation",
-        "joined",
-        "joiners",
-        "joins",
-        "key",
-        "outcome",
-        "scope",
-        "settlement",
-        "sink",
-        "started_at",
-        "started_sent",
-        "state",
-        "timeout",
-        "tool",
-        "tool_call_id",
-        "tool_name",
-        "worker_set",
-    )
+    tool_name = ""
+    tool: Tool | None = None
+    """The version it is pinned to, once it is resolved."""
+    scope: Scope | None = None
+    """Its storage scope, once it is decoded."""
+    run_id: str | None = None
+    session_id: str | None = None
+    key: str | None = None
+    """Its idempotency key."""
+    timeout: float | None = None
+    """The absolute timeout that the caller wishes."""
+    idle_timeout: float | None = None
+    deadline = 0.0
+    generation = 0
+    """The catalogue generation it is pinned to."""
+    state = CallState.GATES
+    invocation: Frame | None = None
+    """What an instance is sent; none once the outcome is known."""
+    outcome: Frame | None = None
+    """The outcome frame, from when it is known until it is sent."""
+    settlement: asyncio.Future[Frame] | None = None
+    """Where there is one, the outcome is given to it first, and sent when `deliver` is called."""
+    admitted = False
+    joins = False
+    """Whether it joined or replays another call."""
+    joined: "Call | None" = None
+    joiners: "list[Call] | None" = None
+    started_sent = False
+    worker_set: WorkerSet | None = None
+    due_slot: float | None = None
+    _assignment: Assignment | None = None
+    _attempt = 0
+    _cause: Failure | None = None
+    _looked_only = True
+    _progressed_at = 0.0
+    _until = 0.0
 
     def __init__(self, pipeline: "Pipeline", caller: Caller, sink: Sink, tool_call_id: str, now: float) -> None:
+        # All else has its default in the class: a call sets few of its fields, and there are many calls.
         self._pipeline = pipeline
         self.caller = caller
         self.sink = sink
-        self.execution_id = pipeline.ids.execution()
-        self.tool_call_id = tool_call_id or f"call_{self.execution_id[4:]}"
-        self.tool_name = ""
-        self.tool: Tool | None = None
-        self.scope: Scope | None = None
-        self.state = CallState.GATES
+        self.execution_id = execution_id = pipeline.ids.execution()
+        self.tool_call_id = tool_call_id or f"call_{execution_id[4:]}"
         self.started_at = now
-        self.deadline = now + pipeline.limits.timeout
-        self.timeout: float | None = None
-        self.idle_timeout: float | None = None
-        self.key: str | None = None
-        self.generation = 0
-        self.invocation: Frame | None = None
-        self.admitted = False
-        self.settlement: asyncio.Future[Frame] | None = None
-        self.joins = False
-        self.joined: Call | None = None
-        self.joiners: list[Call] | None = None
-        self.started_sent = False
-        self.worker_set: WorkerSet | None = None
-        self.outcome: Frame | None = None
-        self.due_slot: float | None = None
-        self._assignment: Assignment | None = None
-        self._attempt = 0
-        self._cause: Failure | None = None
-        self._looked_only = True
-        self._progressed_at = now
-        self._until = 0.0
 
     @property
     def done(self) -> bool:
         """Whether the outcome was sent."""
         return self.state is CallState.DONE
+
+    def count(self, what: str) -> None:
+        """Counts something that happened in this call."""
+        self._pipeline.counters.add(what)
 
     # --- to an instance
 
@@ -160,8 +145,9 @@ class Call:
         self.worker_set = workers
         self.state = CallState.WAITING
         self._until = min(self.deadline, now + self._pipeline.limits.worker_wait)
-        self._pipeline.clocks.set(self, self._until, now)
         workers.place(self)
+        if self.state is CallState.WAITING:
+            self._pipeline.clocks.set(self, self._until, now)
 
     async def route_and_settle(self) -> Frame | None:
         """Routes the call and waits for its outcome, which is sent only by `deliver`; `None` if it was sent already.
@@ -191,10 +177,7 @@ class Call:
         self._attempt += 1
         self.state = CallState.RUNNING
         self._progressed_at = now
-        context = invocation.invoke.context
-        context.remaining.FromNanoseconds(max(int((self.deadline - now) * 1e9), 1))
-        context.attempt = self._attempt
-        context.generation = self.generation
+        renew(invocation.invoke.context, max(self.deadline - now, _LEAST_TIME), self._attempt, self.generation)
         self._set_due(now)
         if not assignment.send(invocation):
             self._assignment = None
@@ -389,7 +372,7 @@ class Call:
     def deliver(self) -> None:
         """Sends the outcome, if there is one that was not sent."""
         frame = self.outcome
-        if self.state is CallState.DONE or frame is None:
+        if frame is None or self.state is CallState.DONE:
             return
         pipeline = self._pipeline
         self.state = CallState.DONE
@@ -400,23 +383,18 @@ class Call:
         if self.joined is not None and self.joined.joiners is not None and self in self.joined.joiners:
             self.joined.joiners.remove(self)
         if self.joiners:
-            joiners, self.joiners = self.joiners, None
-            for joiner in joiners:
-                copy = Frame()
-                copy.outcome.CopyFrom(frame.outcome)
-                joiner.settle(copy)
+            self._settle_joiners(frame)
         if not self.started_sent:
             self._send_started()
-        tool = self.tool
-        if tool is not None and frame.outcome.WhichOneof("kind") == "result":
-            limit = pipeline.limits.large_outcome
-            if self.caller.overfull and frame.outcome.ByteSize() > limit:
-                frame = failed(too_large(tool, limit, effects_of_return(tool)))
-        if not self.sink.send(frame) and tool is not None:
-            self.sink.send(failed(too_large(tool, pipeline.limits.max_frame_bytes, effects_of_return(tool))))
+        caller = self.caller
+        if caller.overfull and frame.outcome.ByteSize() > pipeline.limits.large_outcome:
+            frame = self._instead_of_large(frame, pipeline.limits.large_outcome)
+        if not self.sink.send(frame):
+            frame = self._instead_of_large(frame, pipeline.limits.max_frame_bytes)
+            self.sink.send(frame)
         pipeline.finished(self, frame)
-        self.caller.in_flight -= 1
-        self.caller.finished(self)
+        caller.in_flight -= 1
+        caller.finished(self)
 
     # --- parts of the above
 
@@ -476,6 +454,19 @@ class Call:
             effects_of_attempt(tool),
             retryable=True,
         )
+
+    def _settle_joiners(self, frame: Frame) -> None:
+        joiners, self.joiners = self.joiners, None
+        for joiner in joiners or ():
+            copy = Frame()
+            copy.outcome.CopyFrom(frame.outcome)
+            joiner.settle(copy)
+
+    def _instead_of_large(self, frame: Frame, limit: int) -> Frame:
+        """The outcome in place of one that cannot be carried; it keeps what that one says of effects."""
+        if self.tool is None:
+            return frame
+        return failed(too_large(self.tool, limit, effects_of(frame, self.tool)))
 
     def _effects_so_far(self) -> "SideEffects.ValueType":
         return effects_of_attempt(self.tool) if self._attempt and self.tool is not None else NONE

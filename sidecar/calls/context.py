@@ -1,64 +1,72 @@
 """What a tool is told about its call."""
 
+from typing import TYPE_CHECKING
+
+from google.protobuf.duration_pb2 import Duration
+
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar.calls.ports import Caller
-from sidecar.calls.request import Request
-from sidecar.telemetry import Counters
+
+if TYPE_CHECKING:
+    from sidecar.calls.call import Call
 
 _TRACE_BYTES = {"traceparent": 64, "tracestate": 512, "baggage": 8_192}
 _ANCHOR_BYTES = 1_024
 
 
-def invocation(
-    start: Start,
-    request: Request,
-    caller: Caller,
-    execution_id: str,
-    tool_call_id: str,
-    counters: Counters,
-) -> Frame:
-    """The `Invoke` of a call, whole but for what changes with each attempt: remaining time, attempt, generation.
+def invocation(start: Start, call: "Call", arguments: bytes) -> Frame:
+    """The `Invoke` of a decoded call, whole but for what changes with each attempt: see `renew`.
 
     Optional fields are set exactly where the caller named them. Nothing of the `Start` is kept alive.
     """
     frame = Frame()
     invoke = frame.invoke
-    invoke.tool = request.tool
-    invoke.arguments = request.arguments
+    invoke.tool = call.tool_name
+    invoke.arguments = arguments
     context = invoke.context
-    context.execution_id = execution_id
-    context.tool_call_id = tool_call_id
+    context.execution_id = call.execution_id
+    context.tool_call_id = call.tool_call_id
     if start.iteration:
         context.iteration = start.iteration
-    if request.run_id is not None:
-        context.run_id = request.run_id
-    if request.session_id is not None:
-        context.session_id = request.session_id
-    if request.identity is not None:
-        _name_subject(context, request)
-    if caller.principal.authenticated:
-        context.caller_principal = caller.principal.name
-    if start.HasField("parent_anchor"):
-        if caller.principal.authenticated and len(start.parent_anchor.encode()) <= _ANCHOR_BYTES:
+    if call.run_id is not None:
+        context.run_id = call.run_id
+    if call.session_id is not None:
+        context.session_id = call.session_id
+    has = start.HasField
+    if has("identity"):
+        context.identity.SetInParent()
+        for field, value in start.identity.ListFields():
+            if value:
+                setattr(context.identity, field.name, value)
+    principal = call.caller.principal
+    if principal.authenticated:
+        context.caller_principal = principal.name
+    if has("parent_anchor"):
+        if principal.authenticated and len(start.parent_anchor.encode()) <= _ANCHOR_BYTES:
             context.parent_anchor = start.parent_anchor
         else:
-            counters.add("dropped_anchors")
-    if start.HasField("trace"):
+            call.count("dropped_anchors")
+    if has("trace"):
         for field, value in start.trace.ListFields():
             if len(value.encode()) <= _TRACE_BYTES[field.name]:
                 setattr(context.trace, field.name, value)
-    if request.idle_timeout is not None:
-        context.idle_timeout.FromNanoseconds(int(request.idle_timeout * 1e9))
-    # Present and empty: this sidecar has teardown scopes in its protocol and honours none of them yet.
+    if call.idle_timeout is not None:
+        set_seconds(context.idle_timeout, call.idle_timeout)
+    # Present and empty: teardown scopes are part of the protocol, and none is honoured here.
     context.teardown_scopes.SetInParent()
     return frame
 
 
-def _name_subject(context: ToolContext, request: Request) -> None:
-    context.identity.SetInParent()
-    if request.identity is not None:
-        for field, value in request.identity.ListFields():
-            if value:
-                setattr(context.identity, field.name, value)
+def renew(context: ToolContext, remaining: float, attempt: int, generation: int) -> None:
+    """Sets what changes with each attempt. `remaining` is in seconds."""
+    set_seconds(context.remaining, remaining)
+    context.attempt = attempt
+    context.generation = generation
+
+
+def set_seconds(duration: Duration, seconds: float) -> None:
+    """Sets a duration that is not negative."""
+    whole = int(seconds)
+    duration.seconds = whole
+    duration.nanos = int((seconds - whole) * 1e9)

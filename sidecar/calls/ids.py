@@ -7,10 +7,11 @@ import secrets
 class Ids:
     """Ids of one process: a random part that no other process has, and a number that counts."""
 
-    __slots__ = ("_count", "_process")
+    __slots__ = ("_count", "_prefix", "_process")
 
     def __init__(self) -> None:
         self._process = secrets.token_hex(8)
+        self._prefix = f"exe_{self._process}_"
         self._count = itertools.count(1)
 
     @property
@@ -20,4 +21,4 @@ class Ids:
 
     def execution(self) -> str:
         """An id for an execution. Unique, not secret."""
-        return f"exe_{self._process}_{next(self._count):x}"
+        return self._prefix + str(next(self._count))

@@ -18,11 +18,11 @@ from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import NONE, Refusal, failed, kind_name
 from sidecar.calls.ports import Caller, Catalogue, IdempotencyStore, Sink
-from sidecar.calls.request import Request, decode, usable_id
+from sidecar.calls.request import decode, usable_id
 from sidecar.calls.strict_json import parse
 from sidecar.calls.tool import Tool
 from sidecar.policy import Policy
-from sidecar.scope import scope_of
+from sidecar.scope import Principal, Scope, scope_of
 from sidecar.telemetry import Counters, Durations
 
 _log = logging.getLogger(__name__)
@@ -66,16 +66,17 @@ class Pipeline:
 
     def start(self, start: Start, caller: Caller, sink: Sink) -> Call:
         """Starts a call. It may be done on return; its `Started` and outcome go to the sink in any case."""
+        now = self.loop.time()
         tool_call_id = start.tool_call_id
-        call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", self.loop.time())
-        self._enter(call, start.tool)
-        self.gate(call, self._admit, call, start)
+        call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", now)
+        self._enter(call)
+        self.gate(call, self._admit, call, start, now)
         return call
 
     def refuse(self, refusal: Refusal, caller: Caller, sink: Sink) -> None:
         """Answers a call that cannot even be decoded, as any other: `Started` and an outcome."""
         call = Call(self, caller, sink, "", self.loop.time())
-        self._enter(call, "")
+        self._enter(call)
         call.settle(failed(refusal.failure))
 
     def gate(self, call: Call, step: Callable[[Unpack[_Arguments]], None], *arguments: Unpack[_Arguments]) -> None:
@@ -102,12 +103,13 @@ class Pipeline:
             self._idle.set_result(None)
             self._idle = None
         outcome = frame.outcome
-        kind = outcome.WhichOneof("kind")
-        self.counters.add(f"outcomes.{kind_name(outcome.failure.kind) if kind == 'failure' else kind}")
+        if outcome.HasField("failure"):
+            self.counters.add(f"failures.{kind_name(outcome.failure.kind)}")
+        else:
+            self.counters.add("results")
         self.durations.add(self.loop.time() - call.started_at)
 
-    def _enter(self, call: Call, tool_name: str) -> None:
-        call.tool_name = tool_name
+    def _enter(self, call: Call) -> None:
         call.caller.in_flight += 1
         self.running.add(call)
         self.counters.add("calls")
@@ -127,30 +129,34 @@ class Pipeline:
             )
         invocation = call.invocation
         if invocation is not None:
-            self._fit(call, tool, parse(invocation.invoke.arguments))
+            self._fit(call, tool, parse(invocation.invoke.arguments), self.loop.time())
 
-    def _admit(self, call: Call, start: Start) -> None:
+    def _admit(self, call: Call, start: Start, now: float) -> None:
         """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
         caller = call.caller
         self._check_room(caller)
-        request = decode(start, self.limits, self.ids.process)
-        call.scope = scope_of(
-            caller.principal.name, request.identity, request.session_id, request.run_id, call.execution_id
+        arguments, parsed = decode(start, call, self.ids.process)
+        call.scope = scope = scope_of(
+            caller.principal,
+            start.identity if start.HasField("identity") else None,
+            call.session_id,
+            call.run_id,
+            call.execution_id,
         )
-        tool = self._catalogue.find(request.tool)
-        expected = self._catalogue.expected(request.tool) if tool is None else None
-        self._check_policy(call, request, there=tool is not None or expected is not None)
-        call.invocation = invocation(start, request, caller, call.execution_id, call.tool_call_id, self.counters)
-        call.idle_timeout = request.idle_timeout
-        call.timeout = request.timeout
-        call.key = request.idempotency_key
-        call.limit_time(None)
+        name = call.tool_name
+        tool = self._catalogue.find(name)
+        expected = self._catalogue.expected(name) if tool is None else None
+        if tool is None and expected is None:
+            raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
+        self._check_policy(caller.principal, scope, name)
+        call.invocation = invocation(start, call, arguments)
         if tool is not None:
-            self._fit(call, tool, request.parsed)
+            self._fit(call, tool, parsed, now)
         elif expected is not None:
-            call.route(expected, self.loop.time())
+            call.limit_time(None)
+            call.route(expected, now)
 
-    def _fit(self, call: Call, tool: Tool, arguments: object) -> None:
+    def _fit(self, call: Call, tool: Tool, arguments: object, now: float) -> None:
         """Gates 5 to 10."""
         is_new = call.tool is None
         call.tool = tool
@@ -167,7 +173,7 @@ class Pipeline:
             self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
         else:
             self._provide(call, tool)
-            call.route(tool.workers, self.loop.time())
+            call.route(tool.workers, now)
 
     def _provide(self, call: Call, tool: Tool) -> None:
         """Gates 7 to 9."""
@@ -203,19 +209,18 @@ class Pipeline:
                 retry_after=_RETRY_AFTER,
             )
 
-    def _check_policy(self, call: Call, request: Request, *, there: bool) -> None:
-        if call.scope is None or not there:
-            raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
+    def _check_policy(self, principal: Principal, scope: Scope, tool: str) -> None:
         try:
-            decision = self._policy.decide(call.caller.principal, call.scope, request.tool)
+            allowed, listed = self._policy.decide(principal, scope, tool)
         except Exception:
             _log.exception("policy failed; the call was denied")
             self.counters.add("internal_errors")
             raise Refusal(FailureKind.FAILURE_KIND_DENIED, "Policy could not decide, which denies.") from None
-        if not decision.allowed:
-            if not decision.listed:
-                raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
-            raise Refusal(
-                FailureKind.FAILURE_KIND_DENIED,
-                "Policy does not let this caller run this tool for this tenant and subject.",
-            )
+        if allowed:
+            return
+        if not listed:
+            raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
+        raise Refusal(
+            FailureKind.FAILURE_KIND_DENIED,
+            "Policy does not let this caller run this tool for this tenant and subject.",
+        )

@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
-from sidecar.config import Address
+from sidecar.doors.address import Address
 from sidecar.doors.guard import Guard
 from sidecar.doors.unsupported import unsupported_handler
 from sidecar.scope import Principal, local_principal

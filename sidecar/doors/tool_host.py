@@ -129,7 +129,7 @@ class ToolHost:
     ) -> tuple[list[ToolDescriptor], int]:
         """The tools that policy lets this caller know of, and their generation."""
         principal = self._principal_of(context)
-        scope = scope_of(principal.name, identity, None, None, _LISTING)
+        scope = scope_of(principal, identity, None, None, _LISTING)
         snapshot = self._listing.snapshot
         tools = [
             tool.descriptor

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity
+from sidecar.scope.principal import Principal
 
 _NAMED = "named:"
 _CALLER = "caller:"
-_PLACES = ("conversation:", "session:", "run:", "execution:")
 
 
 class Scope(NamedTuple):
@@ -31,17 +31,27 @@ class Scope(NamedTuple):
 
 
 def scope_of(
-    caller_principal: str,
+    caller: Principal,
     identity: Identity | None,
     session_id: str | None,
     run_id: str | None,
     execution_id: str,
 ) -> Scope:
-    """The storage scope of a call with these facts. Empty texts inside an identity read as absent."""
-    tenant = identity.tenant or None if identity is not None else None
-    principal = identity.principal if identity is not None else ""
-    subject = _NAMED + principal if principal else _CALLER + caller_principal
-    conversation = identity.conversation_id if identity is not None else ""
-    facts = (conversation, session_id, run_id, execution_id)
-    place = next(kind + fact for kind, fact in zip(_PLACES, facts, strict=True) if fact)
+    """The storage scope of a call with these facts. Empty texts inside an identity read as absent, as do empty ids."""
+    if identity is None:
+        tenant = None
+        subject = _CALLER + caller.name
+        conversation = ""
+    else:
+        tenant = identity.tenant or None
+        subject = _NAMED + identity.principal if identity.principal else _CALLER + caller.name
+        conversation = identity.conversation_id
+    if conversation:
+        place = "conversation:" + conversation
+    elif session_id:
+        place = "session:" + session_id
+    elif run_id:
+        place = "run:" + run_id
+    else:
+        place = "execution:" + execution_id
     return Scope(tenant, subject, place)

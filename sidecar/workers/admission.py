@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.tool_pb2 import Effects, ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import RefusedTool
-from sidecar.calls.schema import Schema, SchemaRefused
+from sidecar.calls.schema import ANY_OBJECT, Schema, SchemaRefused
 from sidecar.calls.tool import Tool
 from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.worker_set import WorkerSet
@@ -77,7 +77,7 @@ def _version(descriptor: ToolDescriptor, workers: WorkerSet, max_frame_bytes: in
         digest=digest,
         workers=workers,
         arguments=(
-            Schema(kept.input_schema, of_arguments=True) if kept.HasField("input_schema") else Schema.any_object()
+            Schema(kept.input_schema, of_arguments=True) if kept.HasField("input_schema") else ANY_OBJECT
         ),
         result=Schema(kept.output_schema, of_arguments=False) if kept.HasField("output_schema") else None,
         effects=kept.effects,
