@@ -73,8 +73,8 @@ async def measure(wanted: set[str], rounds: Rounds) -> tuple[dict[str, float], d
     return values, behind, failed
 
 
-def conditions(rounds: Rounds, behind: dict[str, float], began: float) -> dict[str, Any]:
-    """Where and how it was measured, and the baselines' own numbers."""
+def conditions(rounds: Rounds, behind: dict[str, float], began: float, load: list[float]) -> dict[str, Any]:
+    """Where and how it was measured, how busy the machine was before, and the baselines' own numbers."""
     packages = ("grpcio", "protobuf", "uvloop", "mcp", "uvicorn")
     return {
         "rounds": rounds.count,
@@ -85,7 +85,7 @@ def conditions(rounds: Rounds, behind: dict[str, float], began: float) -> dict[s
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "load_average_before": load,
         "transport": "unix sockets; HTTP on loopback for MCP",
         "arguments": "about 25 bytes of JSON; 1 KiB where a rate is fixed",
         "measured": {name: round(value, 4) for name, value in behind.items()},
@@ -94,14 +94,14 @@ def conditions(rounds: Rounds, behind: dict[str, float], began: float) -> dict[s
 
 async def run(wanted: set[str], rounds: Rounds) -> int:
     """Measures, prints and writes; returns the exit code."""
-    began = time.perf_counter()
+    began, load = time.perf_counter(), [round(average, 2) for average in os.getloadavg()]
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with asyncio.timeout(LONGEST_SECONDS):
         values, behind, failed = await measure(wanted, rounds)
     figures = report(values)
-    written = {"figures": figures, "conditions": conditions(rounds, behind, began)}
+    written = {"figures": figures, "conditions": conditions(rounds, behind, began, load)}
     await asyncio.to_thread(OUTPUT.write_text, json.dumps(written, indent=2) + "\n")
     lines = [table(figures), *(f"{name:38} not measured" for name in failed)]
     print("\n" + "\n".join(lines), flush=True)

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import uvloop
 
+LONGEST_LINE = 4 << 20
+
 Answer = dict[str, Any]
 Handler = Callable[..., Awaitable[Answer]]
 
@@ -23,7 +25,7 @@ async def serve(handlers: Mapping[str, Handler], **ready: object) -> None:
     is answered as `{"error": ...}` and does not end the process.
     """
     loop = asyncio.get_running_loop()
-    commands = asyncio.StreamReader()
+    commands = asyncio.StreamReader(limit=LONGEST_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     _say({"ready": ready})
     while line := await commands.readline():
