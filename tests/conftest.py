@@ -1,0 +1,98 @@
+"""Fixtures for tests with a sidecar, a caller and a worker. `tests.support` shows how they are used."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from tests.support import (
+    SETS,
+    CallLimits,
+    Host,
+    MemoryHost,
+    Setup,
+    SocketHost,
+    StartHost,
+    VirtualTimeLoop,
+    WireLimits,
+    WorkerLimits,
+    settings,
+    tasks,
+)
+
+_AT_START = ("sidecar/app.py", {"_private_places", "serve", "_listen"})
+
+
+@pytest.fixture
+def transport() -> str:
+    """What streams run over. `everywhere` and `on_sockets` parametrise it."""
+    return "memory"
+
+
+@pytest.fixture
+def anyio_backend(transport: str) -> tuple[str, dict[str, Any]]:
+    """Virtual time in memory; the loop of the product over sockets."""
+    if transport == "memory":
+        return ("asyncio", {"loop_factory": VirtualTimeLoop})
+    return ("asyncio", {"use_uvloop": True})
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks() -> Iterator[BlockBuster]:
+    """Fails a test whose product code blocks the event loop, but for what is done once before it serves anybody."""
+    with blockbuster_ctx("sidecar") as blockbuster:
+        for function in blockbuster.functions.values():
+            function.can_block_in(*_AT_START)
+        yield blockbuster
+
+
+@pytest.fixture
+async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]:
+    """Starts sidecars on the test's transport; ends them, and fails if they leave a task behind."""
+    hosts: list[Host] = []
+
+    async def start(
+        *,
+        calls: CallLimits | None = None,
+        wire: WireLimits | None = None,
+        workers: WorkerLimits | None = None,
+        sets: dict[str, frozenset[str]] | None = None,
+    ) -> Host:
+        setup = Setup(calls or CallLimits(), wire or WireLimits(), workers or WorkerLimits(), sets or SETS)
+        if transport == "memory":
+            host: Host = MemoryHost(setup)
+        else:
+            assert not hosts, "signals end sidecars, so there is one at a time in a process"
+            socket_host = SocketHost(transport, settings(setup, transport, tmp_path))
+            await socket_host.open()
+            host = socket_host
+        hosts.append(host)
+        return host
+
+    yield start
+    for host in hosts:
+        await host.aclose()
+    if transport == "memory":
+        assert not tasks(), "tasks outlive their sidecar"
+
+
+@pytest.fixture
+async def host(start_host: StartHost) -> Host:
+    """A sidecar with default limits on the test's transport."""
+    return await start_host()
+
+
+@pytest.fixture
+async def memory_host(host: Host) -> MemoryHost:
+    """The sidecar in memory, with its parts."""
+    assert isinstance(host, MemoryHost), "this test is for memory alone"
+    return host
+
+
+@pytest.fixture
+async def socket_host(host: Host) -> SocketHost:
+    """The whole sidecar over sockets."""
+    assert isinstance(host, SocketHost), "this test is for sockets alone: mark it on_sockets"
+    return host

@@ -1,0 +1,199 @@
+"""A sidecar in the test's own process: without gRPC over memory, or whole over sockets."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import grpc.aio
+
+from sidecar._gen.pillion.v1.execute_pb2 import GetInfoRequest, GetInfoResponse
+from sidecar.app import serve
+from sidecar.calls.limits import CallLimits
+from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.ports import IdempotencyStore
+from sidecar.config import Limits, Listen, Settings, Worker
+from sidecar.doors.callers import CallerHost
+from sidecar.policy import LocalPolicy
+from sidecar.scope import Principal, local_principal
+from sidecar.telemetry import Counters
+from sidecar.wire.limits import WireLimits
+from sidecar.wire.streams import Streams
+from sidecar.workers.catalogue import Catalogue
+from sidecar.workers.grant import Grant
+from sidecar.workers.host import WorkerHost
+from sidecar.workers.limits import WorkerLimits
+from tests.support.caller import CallerPeer
+from tests.support.links import ATTACH, EXECUTE, GrpcLink, MemoryLink
+from tests.support.peer import Peer
+from tests.support.store import InMemoryIdempotencyStore
+from tests.support.worker import WorkerPeer, token_of
+
+SETS: Mapping[str, frozenset[str]] = {
+    "main": frozenset(("echo", "read", "put", "send", "slow")),
+    "other": frozenset(("other",)),
+}
+"""The worker sets that a host knows where a test names none, and their tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a host is made with."""
+
+    calls: CallLimits = field(default_factory=CallLimits)
+    wire: WireLimits = field(default_factory=WireLimits)
+    workers: WorkerLimits = field(default_factory=WorkerLimits)
+    sets: Mapping[str, frozenset[str]] = field(default_factory=lambda: SETS)
+
+
+class Host(Protocol):
+    """A running sidecar, by what peers can do with it."""
+
+    transport: str
+    """memory, unix or tcp."""
+
+    async def caller(self) -> CallerPeer:
+        """A caller on a new stream."""
+        ...
+
+    async def worker(self) -> WorkerPeer:
+        """A worker on a new stream, which has said nothing yet."""
+        ...
+
+    async def counters(self) -> Mapping[str, int]:
+        """What the sidecar has counted. Not over TCP, where it is not told."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cuts the streams of all peers and ends the sidecar."""
+        ...
+
+
+class MemoryHost:
+    """The sidecar's parts without gRPC, composed as `sidecar.app` does, for streams in memory.
+
+    The parts are there to be looked at. `principal` is who the next caller is.
+    """
+
+    transport = "memory"
+
+    def __init__(self, setup: Setup, store: IdempotencyStore | None = None) -> None:
+        self.principal = local_principal(os.getuid())
+        self.store = InMemoryIdempotencyStore()
+        self.counts = Counters()
+        grants = [Grant.of(name, tools, token_of(name)) for name, tools in setup.sets.items()]
+        self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts)
+        policy = LocalPolicy((self.principal.name, _ANYONE.name))
+        self.pipeline = Pipeline(self.catalogue, policy, store or self.store, setup.calls, self.counts)
+        self.streams = Streams()
+        self._callers = CallerHost(self.pipeline, self.streams, setup.wire, self.counts)
+        self._workers = WorkerHost(self.catalogue, self.streams, setup.workers, setup.wire, self.counts)
+        self._keeper = asyncio.ensure_future(self.streams.run())
+        self._peers: list[Peer] = []
+
+    async def caller(self) -> CallerPeer:
+        principal = self.principal
+        peer = CallerPeer(MemoryLink(lambda transport: self._callers.execute(transport, principal)), virtual=True)
+        self._peers.append(peer)
+        return peer
+
+    async def worker(self) -> WorkerPeer:
+        peer = WorkerPeer(MemoryLink(self._workers.attach), virtual=True)
+        self._peers.append(peer)
+        return peer
+
+    async def counters(self) -> Mapping[str, int]:
+        return self.counts.snapshot()
+
+    def drain(self, grace: float) -> None:
+        """Begins to stop, as a signal does: tells callers, and takes no new calls."""
+        self._callers.drain(grace)
+        self.pipeline.draining = True
+
+    async def aclose(self) -> None:
+        for peer in self._peers:
+            await peer.aclose()
+        await self.pipeline.idle()
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        self.catalogue.close()
+
+
+_ANYONE = Principal("anyone", authenticated=False)
+
+
+def settings(setup: Setup, transport: str, directory: Path) -> Settings:
+    """Settings for a sidecar in this directory, with the token files that they name."""
+    workers = []
+    for name, tools in setup.sets.items():
+        token_file = directory / f"{name}.token"
+        token_file.write_text(token_of(name))
+        workers.append(Worker(name=name, token_file=token_file, tools=tools))
+    if transport == "unix":
+        listen = Listen(callers=f"unix:{directory}/callers.sock", workers=f"unix:{directory}/workers.sock")
+    else:
+        listen = Listen(callers="127.0.0.1:0", workers="127.0.0.1:0", insecure=True)
+    limits = Limits(calls=setup.calls, wire=setup.wire, workers=setup.workers)
+    return Settings(state_dir=directory / "state", listen=listen, worker=tuple(workers), limits=limits)
+
+
+class SocketHost:
+    """The whole sidecar, as `python -m sidecar` runs it, over unix sockets or loopback TCP and with its database."""
+
+    def __init__(self, transport: str, made_with: Settings) -> None:
+        self.transport = transport
+        self.settings = made_with
+        self.callers_at = self.workers_at = ""
+        self._peers: list[Peer] = []
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Starts it; returns once it listens."""
+        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.ensure_future(serve(self.settings, task_status=_Told(ready)))
+        await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            await self._serving
+        self.callers_at, self.workers_at = ready.result()
+
+    async def caller(self) -> CallerPeer:
+        peer = CallerPeer(GrpcLink(self.callers_at, EXECUTE), virtual=False)
+        self._peers.append(peer)
+        return peer
+
+    async def worker(self) -> WorkerPeer:
+        peer = WorkerPeer(GrpcLink(self.workers_at, ATTACH), virtual=False)
+        self._peers.append(peer)
+        return peer
+
+    async def counters(self) -> Mapping[str, int]:
+        return (await self.info()).counters
+
+    async def info(self) -> GetInfoResponse:
+        """What the sidecar says of itself."""
+        async with grpc.aio.insecure_channel(self.callers_at) as channel:
+            method = channel.unary_unary(
+                "/pillion.v1.ToolHostService/GetInfo", GetInfoRequest.SerializeToString, GetInfoResponse.FromString
+            )
+            answer: GetInfoResponse = await method(GetInfoRequest())
+            return answer
+
+    async def aclose(self) -> None:
+        for peer in self._peers:
+            await peer.aclose()
+        if self._serving is not None and not self._serving.done():
+            signal.raise_signal(signal.SIGTERM)
+            await self._serving
+
+
+class _Told(anyio.abc.TaskStatus[tuple[str, str]]):
+    def __init__(self, ready: asyncio.Future[tuple[str, str]]) -> None:
+        self._ready = ready
+
+    def started(self, value: tuple[str, str] | None = None) -> None:
+        if value is not None:
+            self._ready.set_result(value)
