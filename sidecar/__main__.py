@@ -1,7 +1,6 @@
 """`python -m sidecar --config FILE`: runs a sidecar until it is told to stop."""
 
 import argparse
-import gc
 import logging
 import os
 import sys
@@ -14,10 +13,10 @@ import anyio
 
 from sidecar.app import serve
 from sidecar.config import ConfigRefused, load
+from sidecar.memory import keep_memory_warm
 from sidecar.storage import StoreRefused
 
 _USAGE = 2
-_YOUNG_OBJECTS = 50_000
 
 
 def main() -> int:
@@ -28,16 +27,14 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # A peer that leaves while it is written to is ordinary, and decided elsewhere.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
-    # A call makes no reference cycles, so collections find next to nothing; at the default they cost a tenth of the CPU.
-    gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS)
+    keep_memory_warm()
     refusals: list[str] = []
     try:
         anyio.run(serve, load(arguments.config), backend_options={"use_uvloop": True})
     except* (ConfigRefused, StoreRefused) as group:
         refusals.extend(map(str, group.exceptions))
     for refusal in refusals:
-        print(refusal, file=sys.stderr)
+        sys.stderr.write(f"{refusal}\n")
     return _USAGE if refusals else 0
 
 

@@ -10,7 +10,8 @@ from anyio.abc import TaskStatus
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.calls.pipeline import Pipeline
-from sidecar.config import Address, ConfigRefused, Settings, address, token_of
+from sidecar.config import ConfigRefused, Settings, address, token_of
+from sidecar.doors.address import Address
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners, allowed_principals, principal_of
 from sidecar.doors.tool_host import ToolHost

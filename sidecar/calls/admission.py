@@ -3,7 +3,7 @@
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
-from sidecar.scope import Scope
+from sidecar.scope import Owner, Scope
 
 _OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
 _RETRY_AFTER = 1.0
@@ -14,7 +14,7 @@ class Admission:
 
     def __init__(self, limits: CallLimits) -> None:
         self._most = limits.in_flight_per_subject
-        self._running: dict[tuple[str | None, str], int] = {}
+        self._running: dict[Owner, int] = {}
 
     def enter(self, scope: Scope) -> None:
         """Counts a call in.
@@ -35,9 +35,9 @@ class Admission:
     def leave(self, scope: Scope) -> None:
         """Counts a call out."""
         owner = scope.owner
-        running = self._running[owner] - 1
-        if running:
-            self._running[owner] = running
+        running = self._running[owner]
+        if running > 1:
+            self._running[owner] = running - 1
         else:
             del self._running[owner]
 

@@ -192,12 +192,12 @@ class Call:
 
     def progressed(self, frame: Frame) -> None:
         """The tool reports."""
-        if self.idle_timeout is not None:
-            self._progressed_at = self._pipeline.loop.time()
-        if self.joiners:
-            self._report_to_joiners(frame)
         if not self.started_sent:
             self._send_started()
+        if self.idle_timeout is not None:
+            self._progressed_at = self._pipeline.loop.time()
+        if self.joiners is not None:
+            self._report_to_joiners(frame)
         self.sink.report(frame)
 
     def asked(self, frame: Frame) -> None:

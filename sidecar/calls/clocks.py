@@ -38,9 +38,13 @@ class Clocks:
 
     def set(self, timed: Timed, when: float, now: float) -> None:
         """Makes something due at a time instead of the one it had."""
-        if timed.due_slot is not None:
-            self.clear(timed)
+        had = timed.due_slot
         slot = (when // _FINE + 1) * _FINE if when - now < _NEAR else when // _COARSE * _COARSE
+        if had is not None:
+            if had == slot:
+                return
+            self._slots[had].discard(timed)
+        timed.due_slot = slot
         members = self._slots.get(slot)
         if members is None:
             self._slots[slot] = {timed}
@@ -49,7 +53,6 @@ class Clocks:
                 self._arm(slot)
         else:
             members.add(timed)
-        timed.due_slot = slot
 
     def clear(self, timed: Timed) -> None:
         """Takes back a due time, if there is one."""

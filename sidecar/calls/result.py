@@ -39,7 +39,7 @@ def effects_of_attempt(tool: Tool) -> "SideEffects.ValueType":
 
 def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
     """What a tool that ended in this frame says it has done to the world."""
-    if frame.outcome.WhichOneof("kind") == "failure":
+    if frame.outcome.HasField("failure"):
         return frame.outcome.failure.side_effects or effects_of_attempt(tool)
     return effects_of_return(tool)
 
@@ -47,8 +47,7 @@ def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
 def checked(frame: Frame, tool: Tool, max_frame_bytes: int) -> Frame:
     """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead."""
     outcome = frame.outcome
-    kind = outcome.WhichOneof("kind")
-    if kind == "result":
+    if outcome.HasField("result"):
         if outcome.HasField("uploaded_reference"):
             outcome.ClearField("uploaded_reference")
         result = outcome.result
@@ -66,9 +65,9 @@ def checked(frame: Frame, tool: Tool, max_frame_bytes: int) -> Frame:
             return frame
         wrong = _misfit(frame, tool)
         return frame if wrong is None else failed(wrong)
-    if kind == "failure":
+    if outcome.HasField("failure"):
         return _believed(frame, tool)
-    if kind == "paused":
+    if outcome.HasField("paused"):
         return failed(
             failure(
                 FailureKind.FAILURE_KIND_UNSUPPORTED,

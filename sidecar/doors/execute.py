@@ -36,7 +36,7 @@ class ExecuteSession:
         self.can_answer: Collection[str] = ()
         self.has_reverse = False
         self.in_flight = 0
-        self.handlers: Mapping[str, Callable[[Frame], None]] = {
+        self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "start": self._start,
             "cancel": self._cancel,
             "reply": self._reply,

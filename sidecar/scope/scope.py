@@ -1,5 +1,6 @@
 """Whom stored things belong to."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity
@@ -7,6 +8,16 @@ from sidecar.scope.principal import Principal
 
 _NAMED = "named:"
 _CALLER = "caller:"
+_REMEMBERED = 1_024
+
+
+class Owner(NamedTuple):
+    """Tenant and subject: what limits, idempotency keys and tickets are bound to."""
+
+    tenant: str | None
+    """The customer as the caller named it; `None` where none was named, which no name equals."""
+    subject: str
+    """The named principal, or the reserved encoding of the caller principal where none was named."""
 
 
 class Scope(NamedTuple):
@@ -17,17 +28,19 @@ class Scope(NamedTuple):
     equals a run of the same name.
     """
 
-    tenant: str | None
-    """The customer as the caller named it; `None` where none was named, which no name equals."""
-    subject: str
-    """The named principal, or the reserved encoding of the caller principal where none was named."""
+    owner: Owner
     place: str
     """Conversation, else session, else run, else execution."""
 
     @property
-    def owner(self) -> tuple[str | None, str]:
-        """Tenant and subject: what limits, idempotency keys and tickets are bound to."""
-        return (self.tenant, self.subject)
+    def tenant(self) -> str | None:
+        """The owner's tenant."""
+        return self.owner.tenant
+
+    @property
+    def subject(self) -> str:
+        """The owner's subject."""
+        return self.owner.subject
 
 
 def scope_of(
@@ -39,19 +52,20 @@ def scope_of(
 ) -> Scope:
     """The storage scope of a call with these facts. Empty texts inside an identity read as absent, as do empty ids."""
     if identity is None:
-        tenant = None
-        subject = _CALLER + caller.name
+        owner = _owner(caller.name, None, None)
         conversation = ""
     else:
-        tenant = identity.tenant or None
-        subject = _NAMED + identity.principal if identity.principal else _CALLER + caller.name
+        owner = _owner(caller.name, identity.tenant or None, identity.principal or None)
         conversation = identity.conversation_id
     if conversation:
-        place = "conversation:" + conversation
-    elif session_id:
-        place = "session:" + session_id
-    elif run_id:
-        place = "run:" + run_id
-    else:
-        place = "execution:" + execution_id
-    return Scope(tenant, subject, place)
+        return Scope(owner, "conversation:" + conversation)
+    if session_id:
+        return Scope(owner, "session:" + session_id)
+    if run_id:
+        return Scope(owner, "run:" + run_id)
+    return Scope(owner, "execution:" + execution_id)
+
+
+@lru_cache(_REMEMBERED)
+def _owner(caller: str, tenant: str | None, principal: str | None) -> Owner:
+    return Owner(tenant, _CALLER + caller if principal is None else _NAMED + principal)

@@ -14,7 +14,8 @@ from sidecar._gen.pillion.v1.execute_pb2 import ExecuteRequest
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 
 _FRAMES_TAG = 0x0A
-_SHORT_HEADERS = tuple(bytes((_FRAMES_TAG, length)) for length in range(0x80))
+SHORT_HEADERS = tuple(bytes((_FRAMES_TAG, length)) for length in range(0x80))
+"""The bytes in front of a short frame, by its length."""
 _VARINT_BYTES = 10
 _CALL = 1
 _VARINT, _FIXED64, _LENGTH_DELIMITED = 0, 1, 2
@@ -39,8 +40,8 @@ class FrameHead(NamedTuple):
 
 def header(length: int) -> bytes:
     """The bytes in front of a frame of this length."""
-    if length < len(_SHORT_HEADERS):
-        return _SHORT_HEADERS[length]
+    if length < len(SHORT_HEADERS):
+        return SHORT_HEADERS[length]
     encoded = bytearray((_FRAMES_TAG,))
     while length > 0x7F:
         encoded.append(length & 0x7F | 0x80)

@@ -22,7 +22,7 @@ _MISSED_PINGS = 3
 class Receiver(Protocol):
     """Takes what comes in on a stream. Nothing here may wait; an exception is logged and the frame dropped."""
 
-    handlers: Mapping[str, Callable[[Frame], None]]
+    handlers: Mapping[str | None, Callable[[Frame], None]]
     """What to do with a frame, by the name of its body. Pings and pongs are the stream's own."""
 
     def misdirected(self, frame: Frame, body: str) -> None:
@@ -180,6 +180,8 @@ class FrameStream:
         read = self._transport.read
         largest_frame = self._limits.max_frame_bytes
         largest_message = self._limits.max_message_bytes
+        per_turn = self._limits.frames_per_turn
+        handlers = receiver.handlers
         while True:
             message = await read()
             if message is None:
@@ -199,40 +201,40 @@ class FrameStream:
                 receiver.unreadable(StreamErrorReason.STREAM_ERROR_REASON_MALFORMED_MESSAGE)
                 continue
             del message
-            per_turn = self._limits.frames_per_turn
             for number, frame in enumerate(frames, 1):
+                body = frame.WhichOneof("body")
                 if size > largest_frame and (frame_size := frame.ByteSize()) > largest_frame:
                     self._counters.add("oversized_frames")
-                    receiver.oversized(FrameHead(frame.call, frame.WhichOneof("body"), frame_size, frame))
-                else:
-                    self._receive(receiver, frame)
-                if number % per_turn == 0:
+                    receiver.oversized(FrameHead(frame.call, body, frame_size, frame))
+                    continue
+                handle = handlers.get(body)
+                try:
+                    if handle is not None:
+                        handle(frame)
+                    else:
+                        self._receive_other(receiver, frame, body)
+                except Exception:
+                    self._counters.add("internal_errors")
+                    _log.exception("a frame could not be handled and was dropped")
+                if not number % per_turn:
                     await asyncio.sleep(0)
             if self.outbox.overfull:
                 self._room = asyncio.get_running_loop().create_future()
                 await self._room
                 self._room = None
 
-    def _receive(self, receiver: Receiver, frame: Frame) -> None:
-        body = frame.WhichOneof("body")
+    def _receive_other(self, receiver: Receiver, frame: Frame, body: str | None) -> None:
+        """A frame that the receiver has no handler for."""
         if body is None:
             self._counters.add("unknown_frames")
-            return
-        handle = receiver.handlers.get(body)
-        try:
-            if handle is not None:
-                handle(frame)
-            elif body == "ping":
-                answer = Frame()
-                answer.pong.nonce = frame.ping.nonce
-                self.control(answer, droppable=True)
-            elif body == "pong":
-                self._unanswered = 0
-            else:
-                receiver.misdirected(frame, body)
-        except Exception:
-            self._counters.add("internal_errors")
-            _log.exception("a frame could not be handled and was dropped")
+        elif body == "ping":
+            answer = Frame()
+            answer.pong.nonce = frame.ping.nonce
+            self.control(answer, droppable=True)
+        elif body == "pong":
+            self._unanswered = 0
+        else:
+            receiver.misdirected(frame, body)
 
 
 def _succeeded(task: asyncio.Task[None]) -> bool:

@@ -76,9 +76,7 @@ def _version(descriptor: ToolDescriptor, workers: WorkerSet, max_frame_bytes: in
         descriptor=kept,
         digest=digest,
         workers=workers,
-        arguments=(
-            Schema(kept.input_schema, of_arguments=True) if kept.HasField("input_schema") else ANY_OBJECT
-        ),
+        arguments=(Schema(kept.input_schema, of_arguments=True) if kept.HasField("input_schema") else ANY_OBJECT),
         result=Schema(kept.output_schema, of_arguments=False) if kept.HasField("output_schema") else None,
         effects=kept.effects,
         default_timeout=_timeout(kept, "default_timeout"),

@@ -51,7 +51,7 @@ class AttachSession:
     ) -> None:
         self.ending: Ending | None = None
         """Why the sidecar ended the stream, with a sentence for the worker; `None` while it did not."""
-        self.handlers: Mapping[str, Callable[[Frame], None]] = {
+        self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "progress": self._progress,
             "outcome": self._outcome,
             "outbound_request": self._outbound_request,
@@ -78,10 +78,10 @@ class AttachSession:
 
     def _progress(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is None or assignment.call is None:
-            self._late("late_progress")
+        if assignment is not None and (call := assignment.call) is not None:
+            call.progressed(frame)
         else:
-            assignment.call.progressed(frame)
+            self._late("late_progress")
 
     def _outcome(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)

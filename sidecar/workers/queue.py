@@ -4,16 +4,17 @@ from collections import deque
 from collections.abc import Callable
 
 from sidecar.calls.call import Call
+from sidecar.scope import Owner
 
-_Owner = tuple[str | None, str]
+_NOBODY = Owner(None, "")
 
 
 class FairQueue:
     """Waiting calls. Each subject's calls keep their order, and subjects take turns."""
 
     def __init__(self) -> None:
-        self._by_owner: dict[_Owner, deque[Call]] = {}
-        self._turns: deque[_Owner] = deque()
+        self._by_owner: dict[Owner, deque[Call]] = {}
+        self._turns: deque[Owner] = deque()
         self._count = 0
         self._serving = False
 
@@ -65,5 +66,5 @@ class FairQueue:
             self._serving = False
 
 
-def _owner(call: Call) -> _Owner:
-    return call.scope.owner if call.scope is not None else (None, "")
+def _owner(call: Call) -> Owner:
+    return call.scope.owner if call.scope is not None else _NOBODY
