@@ -4,8 +4,7 @@ The same test runs over streams in memory, where time is virtual, and over real 
 
     @everywhere
     async def test_progress_comes_before_the_outcome(host: Host) -> None:
-        worker, caller = await host.worker(), await host.caller()
-        await worker.hello(tool("echo"))
+        worker, caller = await attach(host, tool("echo")), await host.caller()
         call = await caller.start("echo", {"text": "hello"})
         invocation = await worker.next_invoke()
         await worker.progress(invocation.call, {"message": "half way"})
@@ -24,8 +23,8 @@ nothing more can happen without time going on. `host` has default limits; `start
 Over sockets nobody sleeps to wait for something: `await peer.flush()` returns once the sidecar has handled all that the
 peer sent. Every wait ends in an error that says what did not come. `memory_host` is the host in memory with its parts
 (`pipeline`, `catalogue`, `streams`, `counts`, `store`) to be looked at; `socket_host` is the whole sidecar, with
-`callers_at` and `workers_at`. Worker sets, their tools and tokens are in `SETS` and `token_of`. All peers and hosts are
-closed by the fixtures.
+`callers_at` and `workers_at`. `attach` gives a worker that was welcomed, `host.worker()` one that has not said hello.
+Worker sets, their tools and tokens are in `SETS` and `token_of`. All peers and hosts are closed by the fixtures.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 from tests.support.caller import CallerPeer, start_of
-from tests.support.host import SETS, Host, MemoryHost, Setup, SocketHost, settings
+from tests.support.host import SETS, Host, MemoryHost, Setup, SocketHost, attach, settings
 from tests.support.links import End, GrpcLink, Link, MemoryLink
 from tests.support.peer import Peer
 from tests.support.store import InMemoryIdempotencyStore
@@ -69,6 +68,7 @@ __all__ = (
     "WireLimits",
     "WorkerLimits",
     "WorkerPeer",
+    "attach",
     "everywhere",
     "failure",
     "on_sockets",

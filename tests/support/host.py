@@ -3,15 +3,17 @@
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import grpc.aio
 
 from sidecar._gen.pillion.v1.execute_pb2 import GetInfoRequest, GetInfoResponse
+from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar.app import serve
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pipeline import Pipeline
@@ -22,6 +24,7 @@ from sidecar.policy import LocalPolicy
 from sidecar.scope import Principal, local_principal
 from sidecar.telemetry import Counters
 from sidecar.wire.limits import WireLimits
+from sidecar.wire.stream import FrameStream
 from sidecar.wire.streams import Streams
 from sidecar.workers.catalogue import Catalogue
 from sidecar.workers.grant import Grant
@@ -31,6 +34,7 @@ from tests.support.caller import CallerPeer
 from tests.support.links import ATTACH, EXECUTE, GrpcLink, MemoryLink
 from tests.support.peer import Peer
 from tests.support.store import InMemoryIdempotencyStore
+from tests.support.tools import tool
 from tests.support.worker import WorkerPeer, token_of
 
 SETS: Mapping[str, frozenset[str]] = {
@@ -38,6 +42,14 @@ SETS: Mapping[str, frozenset[str]] = {
     "other": frozenset(("other",)),
 }
 """The worker sets that a host knows where a test names none, and their tools."""
+
+
+async def attach(host: "Host", *tools: ToolDescriptor, worker: str = "main", **hello: Any) -> WorkerPeer:
+    """A worker that was welcomed with these tools; by default `echo`. Other arguments are those of its hello."""
+    peer = await host.worker()
+    welcome = await peer.hello(*(tools or (tool(),)), worker=worker, **hello)
+    assert not welcome.refused, welcome.refused
+    return peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,24 @@ class Host(Protocol):
         ...
 
 
+class WatchedStreams(Streams):
+    """Open streams that can be looked at one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[FrameStream] = set()
+        """Those that are open."""
+
+    @contextmanager
+    def keeping(self, stream: FrameStream) -> Iterator[None]:
+        self.open.add(stream)
+        try:
+            with super().keeping(stream):
+                yield
+        finally:
+            self.open.discard(stream)
+
+
 class MemoryHost:
     """The sidecar's parts without gRPC, composed as `sidecar.app` does, for streams in memory.
 
@@ -89,7 +119,7 @@ class MemoryHost:
         self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts)
         policy = LocalPolicy((self.principal.name, _ANYONE.name))
         self.pipeline = Pipeline(self.catalogue, policy, store or self.store, setup.calls, self.counts)
-        self.streams = Streams()
+        self.streams = WatchedStreams()
         self._callers = CallerHost(self.pipeline, self.streams, setup.wire, self.counts)
         self._workers = WorkerHost(self.catalogue, self.streams, setup.workers, setup.wire, self.counts)
         self._keeper = asyncio.ensure_future(self.streams.run())
