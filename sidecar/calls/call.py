@@ -469,6 +469,9 @@ class Call:
         return failed(too_large(self.tool, limit, effects_of(frame, self.tool)))
 
     def _effects_so_far(self) -> "SideEffects.ValueType":
+        if self.joined is not None:
+            # What ran for it is the other call's tool.
+            return self.joined._effects_so_far()
         return effects_of_attempt(self.tool) if self._attempt and self.tool is not None else NONE
 
     def _reply(self, reply: Frame) -> None:
