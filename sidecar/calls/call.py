@@ -230,7 +230,7 @@ class Call:
     def broke_protocol(self, message: str) -> None:
         """The worker broke the protocol in this call: the tool is asked to stop, and the call fails."""
         self._decide(
-            failure(FailureKind.FAILURE_KIND_PROTOCOL, message, self._effects_so_far()),
+            failure(FailureKind.FAILURE_KIND_PROTOCOL, message, self.effects_so_far()),
             CancelReason.CANCEL_REASON_CALLER,
         )
 
@@ -278,7 +278,7 @@ class Call:
             return
         message = _WHY_STOPPED.get(reason, _WHY_STOPPED[CancelReason.CANCEL_REASON_CALLER])
         self._decide(
-            failure(FailureKind.FAILURE_KIND_CANCELLED, message, self._effects_so_far()),
+            failure(FailureKind.FAILURE_KIND_CANCELLED, message, self.effects_so_far()),
             reason,
         )
 
@@ -298,7 +298,7 @@ class Call:
                 return
         elif now >= self.deadline:
             self._decide(
-                failure(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time is up.", self._effects_so_far()),
+                failure(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time is up.", self.effects_so_far()),
                 CancelReason.CANCEL_REASON_DEADLINE,
             )
             return
@@ -314,7 +314,7 @@ class Call:
                 failure(
                     FailureKind.FAILURE_KIND_IDLE_TIMEOUT,
                     "The tool reported no progress within its idle timeout.",
-                    self._effects_so_far(),
+                    self.effects_so_far(),
                 ),
                 CancelReason.CANCEL_REASON_IDLE,
             )
@@ -335,6 +335,12 @@ class Call:
             original.joiners = []
         original.joiners.append(self)
         self._set_due(self._pipeline.loop.time())
+
+    def effects_so_far(self) -> "SideEffects.ValueType":
+        """What its tool may have done to the world by now, or the tool that runs for the call that it joined."""
+        if self.joined is not None:
+            return self.joined.effects_so_far()
+        return effects_of_attempt(self.tool) if self._attempt and self.tool is not None else NONE
 
     # --- the end
 
@@ -467,12 +473,6 @@ class Call:
         if self.tool is None:
             return frame
         return failed(too_large(self.tool, limit, effects_of(frame, self.tool)))
-
-    def _effects_so_far(self) -> "SideEffects.ValueType":
-        if self.joined is not None:
-            # What ran for it is the other call's tool.
-            return self.joined._effects_so_far()
-        return effects_of_attempt(self.tool) if self._attempt and self.tool is not None else NONE
 
     def _reply(self, reply: Frame) -> None:
         if self._assignment is not None:
