@@ -14,8 +14,8 @@ def keep_memory_warm() -> None:
     """Settles the collector and the C library's heap for a server, once everything is imported.
 
     A call makes no reference cycles, so collections find next to nothing, and at the default they cost a tenth of the
-    CPU. glibc by default gives the memory of a large message back to the kernel as soon as it is freed, and faults it in
-    again page by page for the next one, which costs more than all else that is done with it.
+    CPU. glibc by default gives the memory of a large message back to the kernel as soon as it is freed, and faults it
+    in again page by page for the next one, which costs more than all else that is done with it.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)

@@ -23,8 +23,8 @@ class Clocks:
     """Keeps a due time for each of many things.
 
     Setting and clearing cost a set operation and no timer: near times share slots of 10 ms, far ones slots of a second
-    that come early. A slot stays until its time, so there are never more than the seconds ahead and a thousand. Times are
-    those of the event loop's clock, in seconds.
+    that come early. A slot stays until its time, so there are never more than the seconds ahead and a thousand. Times
+    are those of the event loop's clock, in seconds.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
-from sidecar._gen.pillion.v1.context_pb2 import ToolContext
+from sidecar._gen.pillion.v1.context_pb2 import Identity, ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 
 if TYPE_CHECKING:
@@ -35,18 +35,11 @@ def invocation(start: Start, call: "Call", arguments: bytes) -> Frame:
         context.session_id = call.session_id
     has = start.HasField
     if has("identity"):
-        context.identity.SetInParent()
-        for field, value in start.identity.ListFields():
-            if value:
-                setattr(context.identity, field.name, value)
-    principal = call.caller.principal
-    if principal.authenticated:
-        context.caller_principal = principal.name
+        _name_subject(context, start.identity)
+    if call.caller.principal.authenticated:
+        context.caller_principal = call.caller.principal.name
     if has("parent_anchor"):
-        if principal.authenticated and len(start.parent_anchor.encode()) <= _ANCHOR_BYTES:
-            context.parent_anchor = start.parent_anchor
-        else:
-            call.count("dropped_anchors")
+        _carry_anchor(context, start.parent_anchor, call)
     if has("trace"):
         for field, value in start.trace.ListFields():
             if len(value.encode()) <= _TRACE_BYTES[field.name]:
@@ -56,6 +49,21 @@ def invocation(start: Start, call: "Call", arguments: bytes) -> Frame:
     # Present and empty: teardown scopes are part of the protocol, and none is honoured here.
     context.teardown_scopes.SetInParent()
     return frame
+
+
+def _name_subject(context: ToolContext, identity: Identity) -> None:
+    context.identity.SetInParent()
+    for field, value in identity.ListFields():
+        if value:
+            setattr(context.identity, field.name, value)
+
+
+def _carry_anchor(context: ToolContext, anchor: str, call: "Call") -> None:
+    """Carries an anchor on, verbatim, where somebody vouches for who sent it."""
+    if call.caller.principal.authenticated and len(anchor.encode()) <= _ANCHOR_BYTES:
+        context.parent_anchor = anchor
+    else:
+        call.count("dropped_anchors")
 
 
 def renew(context: ToolContext, remaining: float, attempt: int, generation: int) -> None:

@@ -41,8 +41,8 @@ class Keyed(NamedTuple):
 class Requests:
     """The keyed requests that run now, and the records of those that ran.
 
-    A request is claimed in memory when it arrives, recorded just before its tool is invoked, and its outcome is recorded
-    before it is sent. Each running one has a task; calls without a key have none.
+    A request is claimed in memory when it arrives, recorded just before its tool is invoked, and its outcome is
+    recorded before it is sent. Each running one has a task; calls without a key have none.
     """
 
     def __init__(self, store: IdempotencyStore, counters: Counters) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVarTuple, Unpack
+from typing import TypeVarTuple
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -79,7 +79,7 @@ class Pipeline:
         self._enter(call)
         call.settle(failed(refusal.failure))
 
-    def gate(self, call: Call, step: Callable[[Unpack[_Arguments]], None], *arguments: Unpack[_Arguments]) -> None:
+    def gate(self, call: Call, step: Callable[[*_Arguments], None], *arguments: *_Arguments) -> None:
         """Takes a step of a call; if the step refuses or fails, the call ends so."""
         try:
             step(*arguments)

@@ -47,10 +47,7 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object]:
             raise Refusal(_INVALID, "The idempotency key is empty; leave it out or send 1 to 256 bytes.")
     if has("timeout"):
         call.timeout = _seconds(start.timeout)
-    if has("idle_timeout"):
-        call.idle_timeout = _positive("idle_timeout", start.idle_timeout)
-    if has("human_timeout"):
-        _positive("human_timeout", start.human_timeout)
+    _read_other_times(start, call)
     arguments = start.arguments or (b"" if has("arguments") else _NO_ARGUMENTS)
     try:
         return arguments, parse(arguments)
@@ -72,6 +69,13 @@ def _refuse_what_is_not_done(start: Start, process: str) -> None:
         raise Refusal(_UNSUPPORTED, "This sidecar does not act for the callers of others.")
     if process in start.hops:
         raise Refusal(FailureKind.FAILURE_KIND_PROTOCOL, "The call came back to a sidecar that it had passed already.")
+
+
+def _read_other_times(start: Start, call: "Call") -> None:
+    if start.HasField("idle_timeout"):
+        call.idle_timeout = _positive("idle_timeout", start.idle_timeout)
+    if start.HasField("human_timeout"):
+        _positive("human_timeout", start.human_timeout)
 
 
 def _check_identity(identity: Identity) -> None:

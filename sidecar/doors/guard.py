@@ -51,7 +51,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 raise
             except Exception:
                 self._count()
-            await context.abort(grpc.StatusCode.INTERNAL, _MESSAGE)
+            return await context.abort(grpc.StatusCode.INTERNAL, _MESSAGE)
 
         return guarded
 

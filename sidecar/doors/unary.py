@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Collection
 
 from sidecar._gen.pillion.v1.call_pb2 import Start, Started
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
 from sidecar.calls.call import Call
 from sidecar.calls.pipeline import Pipeline
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.scope import Principal
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 
 class Counters:
-    """Numbers that only grow, since the process started. Names are fixed words of the code, so their number is bounded."""
+    """Numbers that only grow, since the process started. Names are words of the code, so their number is bounded."""
 
     __slots__ = ("_counts",)
 

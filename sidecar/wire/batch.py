@@ -1,8 +1,8 @@
 """A gRPC message as a batch of frames, and a frame as bytes.
 
 `ExecuteRequest`, `ExecuteResponse`, `AttachRequest` and `AttachResponse` are the same bytes on the wire: field 1,
-repeated. So a batch is the concatenation of its frames, each behind a tag and a length, and a queued frame is held as its
-own bytes: its size is exact, and nothing else of the message that it came in stays alive.
+repeated. So a batch is the concatenation of its frames, each behind a tag and a length, and a queued frame is held as
+its own bytes: its size is exact, and nothing else of the message that it came in stays alive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,6 +17,7 @@ _FRAMES_TAG = 0x0A
 SHORT_HEADERS = tuple(bytes((_FRAMES_TAG, length)) for length in range(0x80))
 """The bytes in front of a short frame, by its length."""
 _VARINT_BYTES = 10
+_SEVEN_BITS, _MORE = 0x7F, 0x80
 _CALL = 1
 _VARINT, _FIXED64, _LENGTH_DELIMITED = 0, 1, 2
 
@@ -43,8 +44,8 @@ def header(length: int) -> bytes:
     if length < len(SHORT_HEADERS):
         return SHORT_HEADERS[length]
     encoded = bytearray((_FRAMES_TAG,))
-    while length > 0x7F:
-        encoded.append(length & 0x7F | 0x80)
+    while length >= _MORE:
+        encoded.append(length & _SEVEN_BITS | _MORE)
         length >>= 7
     encoded.append(length)
     return bytes(encoded)
@@ -116,7 +117,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             break
         byte = data[position]
         position += 1
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
+        value |= (byte & _SEVEN_BITS) << (7 * index)
+        if byte < _MORE:
             return value, position
     return -1, position

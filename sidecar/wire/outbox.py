@@ -1,5 +1,6 @@
 """What waits to be written to one stream: lanes of frames, drained fairly into messages."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from time import time_ns
@@ -8,6 +9,8 @@ from typing import NamedTuple
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.batch import SHORT_HEADERS, header
 from sidecar.wire.limits import WireLimits
+
+_log = logging.getLogger(__name__)
 
 _Report = tuple[bytes, int]
 """A queued progress frame, which may give way to a newer one, and how many were lost just before it."""
@@ -167,6 +170,11 @@ class Outbox:
         self._abandoned = False
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing is queued; a message may still be on its way."""
+        return not self._turns and not self._control
+
+    @property
     def congested(self) -> bool:
         """Whether so much waits that nothing new should be started for this stream."""
         return self.undelivered_bytes > self.soft
@@ -243,10 +251,12 @@ class Outbox:
         self._writing = 0
 
     def dropped(self, size: int) -> None:
-        """Counts a progress frame of this size that was not queued."""
+        """Counts a progress frame of this size that was not queued; warns of the first that was too large."""
         self.coalesced += 1
         if size > self.largest_report:
             self.oversized_reports += 1
+            if self.oversized_reports == 1:
+                _log.warning("a progress frame of %d bytes was dropped; it may have %d", size, self.largest_report)
 
     def abandon(self) -> None:
         """Drops all that is queued, and what is queued from now on."""

@@ -53,8 +53,8 @@ class Receiver(Protocol):
 class FrameStream:
     """One stream of frames over a transport.
 
-    `run` lives as long as the stream. Frames are sent through lanes and `control`; each wakes the writer, which puts all
-    that is queued into the next message. Everything happens on the event loop that runs `run`.
+    `run` lives as long as the stream. Frames are sent through lanes and `control`; each wakes the writer, which puts
+    all that is queued into the next message. Everything happens on the event loop that runs `run`.
     """
 
     def __init__(
@@ -147,6 +147,8 @@ class FrameStream:
     def _end(self) -> None:
         if not self._ended and self._receiver is not None:
             self._ended = True
+            self._counters.add("coalesced_progress", self.outbox.coalesced)
+            self._counters.add("oversized_progress", self.outbox.oversized_reports)
             self._receiver.ended()
 
     def _wake(self) -> None:

@@ -40,15 +40,19 @@ def admit(
     for descriptor in descriptors:
         name = descriptor.name
         try:
-            if len(admitted) >= limits.most_tools:
-                raise ToolRefused(f"A worker brings at most {limits.most_tools:,} tools.")
-            if name in admitted:
-                raise ToolRefused("The worker named it twice; each tool has one name.")
+            _check_room(name, admitted, limits)
             _check_name(name, workers, owner_of)
             admitted[name] = _version(descriptor, workers, max_frame_bytes)
         except (ToolRefused, SchemaRefused) as reason:
             refused.append(RefusedTool(name=name[:_NAME_SHOWN], reason=str(reason)))
     return admitted, refused
+
+
+def _check_room(name: str, admitted: dict[str, Tool], limits: WorkerLimits) -> None:
+    if len(admitted) >= limits.most_tools:
+        raise ToolRefused(f"A worker brings at most {limits.most_tools:,} tools.")
+    if name in admitted:
+        raise ToolRefused("The worker named it twice; each tool has one name.")
 
 
 def _check_name(name: str, workers: WorkerSet, owner_of: dict[str, WorkerSet]) -> None:
