@@ -228,9 +228,17 @@ class Call:
         self.settle(failed(cause))
 
     def broke_protocol(self, message: str) -> None:
-        """The worker broke the protocol in this call: the tool is asked to stop, and the call fails."""
+        """A peer broke the protocol in this call: the tool is asked to stop, and the call fails."""
         self._decide(
             failure(FailureKind.FAILURE_KIND_PROTOCOL, message, self.effects_so_far()),
+            CancelReason.CANCEL_REASON_CALLER,
+        )
+
+    def reserved(self, body: str) -> None:
+        """A peer sent a frame that is reserved: the tool is asked to stop, and the call fails."""
+        message = f"This sidecar does not carry {body} frames yet."
+        self._decide(
+            failure(FailureKind.FAILURE_KIND_UNSUPPORTED, message, self.effects_so_far()),
             CancelReason.CANCEL_REASON_CALLER,
         )
 

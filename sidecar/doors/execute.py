@@ -41,6 +41,7 @@ class ExecuteSession:
             "cancel": self._cancel,
             "reply": self._reply,
             "follow": self._follow,
+            "input": self._input,
             "caller_hello": self._hello,
         }
         self._stream = stream
@@ -98,6 +99,13 @@ class ExecuteSession:
 
     def _reply(self, _frame: Frame) -> None:
         self._pipeline.counters.add("late_replies")
+
+    def _input(self, frame: Frame) -> None:
+        call = self._calls.get(frame.call)
+        if call is not None:
+            call.reserved("input")
+        else:
+            self.misdirected(frame, "input")
 
     def _hello(self, frame: Frame) -> None:
         hello = frame.caller_hello

@@ -57,6 +57,7 @@ class AttachSession:
             "outbound_request": self._outbound_request,
             "register_teardown": self._register_teardown,
             "log": self._log,
+            "output": self._output,
             "worker_hello": self._hello,
             "tools_changed": self._tools_changed,
             "teardown_done": self._teardown_done,
@@ -126,6 +127,13 @@ class AttachSession:
                 "fields": {cut(name, _LOG_FIELD_BYTES): cut(value, _LOG_FIELD_BYTES) for name, value in fields},
             },
         )
+
+    def _output(self, frame: Frame) -> None:
+        assignment = self._running.get(frame.call)
+        if assignment is None or assignment.call is None:
+            self.misdirected(frame, "output")
+        else:
+            assignment.call.reserved("output")
 
     def _late(self, counter: str) -> None:
         if self._instance is None:
@@ -235,7 +243,9 @@ class AttachSession:
         else:
             self._stream.control(
                 stream_error(
-                    StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, f"A {body} frame is not a worker's to send."
+                    StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL,
+                    f"A {body} frame is not a worker's to send.",
+                    frame.call,
                 ),
                 droppable=True,
             )
