@@ -364,6 +364,13 @@ class Call:
         """Ends the call with a failure."""
         self.settle(failed(failure(kind, message, side_effects, retryable=retryable, retry_after=retry_after)))
 
+    def refused(self, reason: Failure) -> None:
+        """A gate says no. A call whose first instance was lost has been run all the same, and fails for that."""
+        if self._attempt and self.tool is not None:
+            self._fail_lost(self.tool)
+        else:
+            self.settle(failed(reason))
+
     def settle(self, frame: Frame) -> None:
         """Ends the call with an outcome frame: records it where there is a key, then sends it."""
         if self.state in (CallState.SETTLING, CallState.DONE):

@@ -16,7 +16,7 @@ from sidecar.calls.context import invocation
 from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
-from sidecar.calls.outcome import NONE, Refusal, failed, kind_name
+from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
 from sidecar.calls.ports import Caller, Catalogue, IdempotencyStore, Sink
 from sidecar.calls.request import decode, usable_id
 from sidecar.calls.strict_json import parse
@@ -84,11 +84,13 @@ class Pipeline:
         try:
             step(*arguments)
         except Refusal as refusal:
-            call.settle(failed(refusal.failure))
+            call.refused(refusal.failure)
         except Exception:
             _log.exception("a gate failed; the call was refused")
             self.counters.add("internal_errors")
-            call.fail(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
+            call.refused(
+                failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
+            )
 
     async def idle(self) -> None:
         """Waits until no call runs."""
