@@ -155,6 +155,8 @@ def address(text: str, *, insecure: bool) -> Address:
 
 
 def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

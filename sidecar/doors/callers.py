@@ -25,7 +25,7 @@ class CallerHost:
         """Runs one caller's stream to its end; answers what the caller is told of it, if the sidecar ended it."""
         if self._streams.full:
             self._counters.add("refused_streams")
-            return Ending(EndingReason.FULL, "Too many streams wait for their peers to read; try again later.")
+            return Ending(EndingReason.FULL, "Too many streams are open; try again later.")
         stream = FrameStream(transport, self._wire_limits, self._counters)
         session = ExecuteSession(stream, self._pipeline, principal, self._wire_limits)
         self._sessions.add(session)

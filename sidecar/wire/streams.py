@@ -10,8 +10,9 @@ from sidecar.wire.stream import FrameStream
 class Streams:
     """Every open stream. `run` must be running for stalls and silent peers to be noticed."""
 
-    def __init__(self, *, interval: float = 1.0, most_lingering: int = 256) -> None:
+    def __init__(self, *, interval: float = 1.0, most: int = 16_384, most_lingering: int = 256) -> None:
         self._interval = interval
+        self._most = most
         self._most_lingering = most_lingering
         self._open: set[FrameStream] = set()
 
@@ -22,8 +23,10 @@ class Streams:
 
     @property
     def full(self) -> bool:
-        """Whether so many stalled streams linger that no further stream is to be accepted."""
-        return self.lingering >= self._most_lingering
+        """Whether so many streams are open, or stalled ones linger, that no further stream is to be accepted."""
+        return len(self._open) >= self._most or (
+            len(self._open) >= self._most_lingering and self.lingering >= self._most_lingering
+        )
 
     def __len__(self) -> int:
         return len(self._open)

@@ -73,6 +73,8 @@ class AttachSession:
         self._instance: Instance | None = None
         self._running: dict[int, Assignment] = {}
         self._strikes = 0
+        self._log_second = 0
+        self._log_lines = 0
         self._hello_timer = asyncio.get_running_loop().call_later(limits.hello_within, self._no_hello)
 
     # --- frames of calls
@@ -112,6 +114,9 @@ class AttachSession:
         if self._instance is None:
             self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
             return
+        if not self._may_log():
+            self._counters.add("dropped_log_lines")
+            return
         line = frame.log
         fields = sorted(line.fields.items())[:_LOG_FIELDS]
         assignment = self._running.get(frame.call)
@@ -134,6 +139,14 @@ class AttachSession:
             self.misdirected(frame, "output")
         else:
             assignment.call.reserved("output")
+
+    def _may_log(self) -> bool:
+        """Whether another line may be logged in this second."""
+        second = int(asyncio.get_running_loop().time())
+        if second != self._log_second:
+            self._log_second, self._log_lines = second, 0
+        self._log_lines += 1
+        return self._log_lines <= self._limits.log_lines_per_second
 
     def _late(self, counter: str) -> None:
         if self._instance is None:

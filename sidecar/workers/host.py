@@ -30,6 +30,9 @@ class WorkerHost:
 
     async def attach(self, transport: Transport) -> Ending | None:
         """Runs one worker's stream to its end; answers what the worker is told of it, if the sidecar ended it."""
+        if self._streams.full:
+            self._counters.add("refused_streams")
+            return Ending(EndingReason.FULL, "Too many streams are open; try again later.")
         stream = FrameStream(transport, self._wire_limits, self._counters, ping_interval=self._limits.ping_interval)
         session = AttachSession(stream, self._catalogue, self._limits, self._wire_limits, self._counters)
         with self._streams.keeping(stream):

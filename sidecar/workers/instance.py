@@ -1,5 +1,6 @@
 """One attached worker process, and the calls it runs."""
 
+import asyncio
 import hmac
 import secrets
 from enum import Enum, auto
@@ -22,7 +23,9 @@ class InstanceState(Enum):
     ACTIVE = auto()
     """It does."""
     DRAINING = auto()
-    """It finishes what it has."""
+    """It was asked to finish what it has, and to say goodbye."""
+    LEAVING = auto()
+    """It said goodbye, and finishes what it has."""
     GONE = auto()
     """Its stream is over; it may come back with its secret."""
 
@@ -82,6 +85,8 @@ class Instance:
         self.running: dict[int, Assignment] = {}
         """Taken slots by call id, leaked ones too."""
         self.leaked = 0
+        self.drain_timer: asyncio.TimerHandle | None = None
+        """When a draining instance is given up."""
         self._running_by_tool: dict[str, int] = {}
         self._last_call = 0
 
@@ -119,7 +124,7 @@ class Instance:
         by_tool = self._running_by_tool
         if assignment.tool_name in by_tool:
             by_tool[assignment.tool_name] -= 1
-        if self.state is InstanceState.DRAINING:
+        if self.state is InstanceState.LEAVING:
             self.finish_when_idle()
         self.workers.slot_freed()
 
@@ -129,6 +134,16 @@ class Instance:
         self.workers.counters.add("leaked_slots")
         if self.leaked * 2 >= self.concurrency and self.state is InstanceState.ACTIVE:
             self.workers.drain(self)
+
+    def end(self) -> list[Assignment]:
+        """Takes the instance out of use; answers what it ran."""
+        self.state = InstanceState.GONE
+        if self.drain_timer is not None:
+            self.drain_timer.cancel()
+        running = list(self.running.values())
+        # The stream's session looks calls up here: what still comes of them is late.
+        self.running.clear()
+        return running
 
     def finish_when_idle(self) -> None:
         """Ends the stream of an instance that leaves, once it runs nothing."""

@@ -23,5 +23,7 @@ class WorkerLimits:
     """What an instance may say at most."""
     most_tools: int = 1_024
     """How many tools an instance may bring."""
+    log_lines_per_second: int = 1_000
+    """How many lines an instance may log a second; further ones are dropped and counted."""
     strikes: int = 2
     """How many unreadable messages before an instance is given up."""

@@ -98,8 +98,13 @@ class WorkerSet:
 
     def change_tools(self, instance: Instance, tools: dict[str, Tool]) -> None:
         """An instance has these tools from now on."""
+        dropped = instance.tools.keys() - tools.keys()
         instance.tools = {name: tool.digest for name, tool in tools.items()}
         self.tools.update(tools)
+        for name in dropped:
+            # Taken back by its worker, which is another thing than an outage.
+            if not any(name in other.tools for other in self.instances.values()):
+                self.tools.pop(name, None)
         for other in tuple(self.instances.values()):
             if other is not instance and any(
                 other.tools.get(name, tool.digest) != tool.digest for name, tool in tools.items()
@@ -115,12 +120,13 @@ class WorkerSet:
         frame = Frame()
         frame.drain.grace.FromNanoseconds(int(self._limits.drain * 1e9))
         instance.stream.control(frame)
+        instance.drain_timer = asyncio.get_running_loop().call_later(self._limits.drain, self._give_up, instance)
         self._changed()
 
     def leave(self, instance: Instance) -> None:
         """An instance says goodbye: it finishes what it runs, and its stream ends."""
-        if instance.state is InstanceState.ACTIVE:
-            instance.state = InstanceState.DRAINING
+        if instance.state in (InstanceState.ACTIVE, InstanceState.DRAINING):
+            instance.state = InstanceState.LEAVING
             self._changed()
         instance.finish_when_idle()
 
@@ -128,13 +134,12 @@ class WorkerSet:
         """An instance's stream is over: what it ran is decided, and it may come back within the window."""
         if instance.state is InstanceState.GONE:
             return
-        instance.state = InstanceState.GONE
+        running = instance.end()
         self.instances.pop(instance.id, None)
         timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._forget, instance.id)
         self._gone[instance.id] = (instance, timer)
-        running, instance.running = instance.running, {}
         self._changed()
-        for assignment in running.values():
+        for assignment in running:
             if assignment.call is not None:
                 assignment.call.lost()
 
@@ -205,6 +210,11 @@ class WorkerSet:
         self._unlisting.pop(name, None)
         self.tools.pop(name, None)
         self._on_change()
+
+    def _give_up(self, instance: Instance) -> None:
+        """A draining instance had its time."""
+        self.lose(instance)
+        instance.stream.close()
 
     def _forget(self, instance_id: str) -> None:
         gone = self._gone.pop(instance_id, None)
