@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -141,8 +142,10 @@ async def test_law_1_the_first_cause_wins(
     host: Host, first: str, second: str, kind: "FailureKind.ValueType | None"
 ) -> None:
     worker, caller = await attach(host), await host.caller()
-    idle = {"idle_timeout": 1.0} if "idle" in (first, second) else {}
-    call = await caller.start(timeout=2, **idle)
+    wishes: dict[str, Any] = {"timeout": 2}
+    if "idle" in (first, second):
+        wishes["idle_timeout"] = 1
+    call = await caller.start(**wishes)
     run = (await worker.next_invoke()).call
     await asyncio.sleep(0.9)
     await worker.progress(run)

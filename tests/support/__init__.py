@@ -42,7 +42,7 @@ from tests.support.peer import Peer
 from tests.support.store import InMemoryIdempotencyStore
 from tests.support.tools import IDEMPOTENT, READ, UNSAFE, seconds, text, tool
 from tests.support.virtual_time import Hung, VirtualTimeLoop
-from tests.support.worker import Invocation, WorkerPeer, failure, progress, result, token_of
+from tests.support.worker import Invocation, WorkerPeer, failure, progress, result, token_of, tools_changed
 
 __all__ = (
     "IDEMPOTENT",
@@ -82,6 +82,7 @@ __all__ = (
     "text",
     "token_of",
     "tool",
+    "tools_changed",
 )
 
 everywhere = pytest.mark.parametrize("transport", ["memory", "unix", "tcp"])

@@ -180,6 +180,7 @@ class SocketHost:
         self.callers_at = self.workers_at = ""
         self._peers: list[Peer] = []
         self._serving: asyncio.Task[None] | None = None
+        self._stopping = False
 
     async def open(self) -> None:
         """Starts it; returns once it listens."""
@@ -215,9 +216,15 @@ class SocketHost:
     async def aclose(self) -> None:
         for peer in self._peers:
             await peer.aclose()
-        if self._serving is not None and not self._serving.done():
-            signal.raise_signal(signal.SIGTERM)
+        if self._serving is not None:
+            if not self._stopping and not self._serving.done():
+                self.stop()
             await self._serving
+
+    def stop(self) -> None:
+        """Tells it to stop, by SIGTERM; once more ends the drain. Only while something still runs in it."""
+        self._stopping = True
+        signal.raise_signal(signal.SIGTERM)
 
 
 class _Told(anyio.abc.TaskStatus[tuple[str, str]]):

@@ -119,6 +119,13 @@ class WorkerPeer(Peer):
         await self.send(frame)
 
 
+def tools_changed(*tools: ToolDescriptor) -> Frame:
+    """Other tools from now on."""
+    frame = Frame()
+    frame.tools_changed.tools.extend(tools)
+    return frame
+
+
 def progress(call: int, payload: Any = None) -> Frame:
     """A report."""
     frame = Frame(call=call)
