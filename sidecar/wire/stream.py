@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -20,7 +21,7 @@ _MISSED_PINGS = 3
 
 
 class Receiver(Protocol):
-    """Takes what comes in on a stream. Nothing here may wait; an exception is logged and the frame dropped."""
+    """Takes what comes in on a stream. Nothing here may wait; an exception is logged, and the stream goes on."""
 
     handlers: Mapping[str | None, Callable[[Frame], None]]
     """What to do with a frame, by the name of its body. Pings and pongs are the stream's own."""
@@ -42,7 +43,7 @@ class Receiver(Protocol):
         ...
 
     def unresponsive(self) -> None:
-        """The peer answered none of the last pings."""
+        """The peer answered none of the last pings. Told once."""
         ...
 
     def ended(self) -> None:
@@ -114,7 +115,12 @@ class FrameStream:
             writer.cancel()
             self._end()
             self.outbox.abandon()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            for failure in await asyncio.gather(reader, writer, return_exceptions=True):
+                if isinstance(failure, Exception) and not isinstance(failure, StreamLost):
+                    self._counters.add("internal_errors")
+                    _log.error("a stream ended that should have gone on", exc_info=failure)
+            # What was being written is the transport's now, or nobody's.
+            self.outbox.delivered()
 
     def look(self, now: float) -> None:
         """Looks for a stalled write and a silent peer. Called about once a second by whoever keeps the streams."""
@@ -125,7 +131,8 @@ class FrameStream:
             return
         if self._unanswered >= _MISSED_PINGS and self._receiver is not None:
             self._counters.add("unresponsive_peers")
-            self._receiver.unresponsive()
+            self._next_ping = math.inf
+            self._tell(self._receiver.unresponsive)
             return
         self._next_ping = now + self._ping_interval
         self._pings += 1
@@ -149,7 +156,15 @@ class FrameStream:
             self._ended = True
             self._counters.add("coalesced_progress", self.outbox.coalesced)
             self._counters.add("oversized_progress", self.outbox.oversized_reports)
-            self._receiver.ended()
+            self._tell(self._receiver.ended)
+
+    def _tell(self, told: Callable[..., None], *arguments: object) -> None:
+        """Tells the receiver something; what it raises is logged."""
+        try:
+            told(*arguments)
+        except Exception:
+            self._counters.add("internal_errors")
+            _log.exception("a receiver failed at what it was told")
 
     def _wake(self) -> None:
         idle = self._idle
@@ -187,27 +202,27 @@ class FrameStream:
         while True:
             message = await read()
             if message is None:
-                receiver.half_closed()
+                self._tell(receiver.half_closed)
                 return
             size = len(message)
             if size > largest_message:
                 self._counters.add("oversized_messages")
                 for head in heads(message, _HEADS_AT_MOST):
-                    receiver.oversized(head)
-                receiver.unreadable(StreamErrorReason.STREAM_ERROR_REASON_MESSAGE_TOO_LARGE)
+                    self._tell(receiver.oversized, head)
+                self._tell(receiver.unreadable, StreamErrorReason.STREAM_ERROR_REASON_MESSAGE_TOO_LARGE)
                 continue
             try:
                 frames = parse(message)
             except MalformedMessage:
                 self._counters.add("malformed_messages")
-                receiver.unreadable(StreamErrorReason.STREAM_ERROR_REASON_MALFORMED_MESSAGE)
+                self._tell(receiver.unreadable, StreamErrorReason.STREAM_ERROR_REASON_MALFORMED_MESSAGE)
                 continue
             del message
             for number, frame in enumerate(frames, 1):
                 body = frame.WhichOneof("body")
                 if size > largest_frame and (frame_size := frame.ByteSize()) > largest_frame:
                     self._counters.add("oversized_frames")
-                    receiver.oversized(FrameHead(frame.call, body, frame_size, frame))
+                    self._tell(receiver.oversized, FrameHead(frame.call, body, frame_size, frame))
                     continue
                 handle = handlers.get(body)
                 try:
