@@ -19,6 +19,9 @@ SHORT_HEADERS = tuple(bytes((_FRAMES_TAG, length)) for length in range(0x80))
 _VARINT_BYTES = 10
 _SEVEN_BITS, _MORE = 0x7F, 0x80
 _CALL = 1
+# The fields in front of a body: three varints and a fixed64, each behind one byte.
+_BEFORE_BODY = 64
+_UINT64 = 2**64 - 1
 _VARINT, _FIXED64, _LENGTH_DELIMITED = 0, 1, 2
 
 
@@ -92,18 +95,20 @@ def heads(message: bytes, at_most: int) -> list[FrameHead]:
 def _head(message: bytes, position: int, size: int) -> FrameHead:
     """The head of the frame at a position: serialisers write the fields in order, the small ones before the body."""
     call = 0
-    end = min(position + size, len(message))
+    end = min(position + size, position + _BEFORE_BODY, len(message))
     while position < end:
         key, position = _varint(message, position)
         number, wire_type = key >> 3, key & 7
         if wire_type == _LENGTH_DELIMITED:
             field = Frame.DESCRIPTOR.fields_by_number.get(number)
-            return FrameHead(call, field.name if field is not None else None, size)
+            return FrameHead(call, field.name if field is not None and field.containing_oneof else None, size)
         if wire_type == _FIXED64:
             position += 8
         elif wire_type == _VARINT:
             value, position = _varint(message, position)
-            call = value if number == _CALL else call
+            if value < 0:
+                break
+            call = value & _UINT64 if number == _CALL else call
         else:
             break
     return FrameHead(call, None, size)
