@@ -12,6 +12,8 @@ from sidecar.wire.limits import WireLimits
 
 _log = logging.getLogger(__name__)
 
+_MOST_COUNTED = 2**32 - 1
+
 _Report = tuple[bytes, int]
 """A queued progress frame, which may give way to a newer one, and how many were lost just before it."""
 
@@ -55,7 +57,7 @@ class Lane:
     def send(self, frame: Frame) -> bool:
         """Queues a frame that is never lost. False: it is over the stream's largest and was not queued."""
         if self._lost:
-            frame.coalesced += self._lost
+            frame.coalesced = min(frame.coalesced + self._lost, _MOST_COUNTED)
             self._lost = 0
         self.sequence = sequence = self.sequence + 1
         frame.call = self.call
@@ -86,7 +88,7 @@ class Lane:
         frame.time_unix_nano = time_ns()
         data = frame.SerializeToString()
         size = len(data)
-        if size > outbox.largest_report or outbox.undelivered_bytes > outbox.hard:
+        if size > outbox.largest_report or size > outbox.largest_frame or outbox.undelivered_bytes > outbox.hard:
             self._lost = lost + 1
             outbox.dropped(size)
             return
@@ -121,7 +123,7 @@ class Lane:
     def _counting(self, data: bytes, lost: int) -> bytes:
         """A queued frame that counts these lost ones too."""
         frame = Frame.FromString(data)
-        frame.coalesced += lost
+        frame.coalesced = min(frame.coalesced + lost, _MOST_COUNTED)
         counted = frame.SerializeToString()
         self._outbox.undelivered_bytes += len(counted) - len(data)
         return counted
@@ -149,7 +151,7 @@ class Outbox:
         self.largest_frame = limits.max_frame_bytes
         """The largest frame the peer takes; a peer may ask for less than the limit."""
         self.largest_report = limits.max_inline_bytes
-        """The largest progress frame; a larger one is dropped."""
+        """The largest progress frame, if the peer takes frames that large; a larger one is dropped."""
         self.soft = limits.undelivered_soft
         self.hard = limits.undelivered_hard
         self.progress_kept = limits.progress_kept
@@ -253,10 +255,11 @@ class Outbox:
     def dropped(self, size: int) -> None:
         """Counts a progress frame of this size that was not queued; warns of the first that was too large."""
         self.coalesced += 1
-        if size > self.largest_report:
+        largest = min(self.largest_report, self.largest_frame)
+        if size > largest:
             self.oversized_reports += 1
             if self.oversized_reports == 1:
-                _log.warning("a progress frame of %d bytes was dropped; it may have %d", size, self.largest_report)
+                _log.warning("a progress frame of %d bytes was dropped; it may have %d", size, largest)
 
     def abandon(self) -> None:
         """Drops all that is queued, and what is queued from now on."""
