@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from sidecar.calls.ports import IdempotencyRecord, IdempotencyStore
-from sidecar.scope import Scope
+from sidecar.scope import Owner, Scope
 from sidecar.storage import Database, SqliteIdempotencyStore, StoreBusy, StoreUnavailable
 
 pytestmark = pytest.mark.anyio
 
 OWNERS = (
-    Scope(None, "named:ann", "session:1"),
-    Scope("acme", "named:ann", "session:1"),
-    Scope("acme", "named:bob", "session:1"),
-    Scope("none", "named:ann", "session:1"),
-    Scope("tenant:acme", "named:ann", "session:1"),
-    Scope("", "named:ann", "session:1"),
-    Scope(None, "caller:ann", "session:1"),
+    Scope(Owner(None, "named:ann"), "session:1"),
+    Scope(Owner("acme", "named:ann"), "session:1"),
+    Scope(Owner("acme", "named:bob"), "session:1"),
+    Scope(Owner("none", "named:ann"), "session:1"),
+    Scope(Owner("tenant:acme", "named:ann"), "session:1"),
+    Scope(Owner("", "named:ann"), "session:1"),
+    Scope(Owner(None, "caller:ann"), "session:1"),
 )
 ANN, BOB = OWNERS[1], OWNERS[2]
 
@@ -204,7 +204,7 @@ async def test_finishing_what_is_not_there_says_so_and_freeing_it_agrees(store: 
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from sidecar.scope import Scope
+from sidecar.scope import Owner, Scope
 from sidecar.storage import Database, SqliteIdempotencyStore
 
 async def main(path):
@@ -213,9 +213,9 @@ async def main(path):
     store = SqliteIdempotencyStore(database)
     async def run(owner):
         for number in range(10_000):
-            await store.begin(Scope(owner, "s", "p"), "tool", str(number), b"d", "exec")
+            await store.begin(Scope(Owner(owner, "s"), "p"), "tool", str(number), b"d", "exec")
             print(owner, number, "began", flush=True)
-            await store.finish(Scope(owner, "s", "p"), "tool", str(number), b"done")
+            await store.finish(Scope(Owner(owner, "s"), "p"), "tool", str(number), b"done")
             print(owner, number, "ended", flush=True)
     await asyncio.gather(run("acme"), run("other"))
 
@@ -238,6 +238,6 @@ async def test_after_kill_9_every_acknowledged_record_is_there(tmp_path: Path) -
         for line in lines:
             if line.endswith("\n"):
                 owner, number, state = line.split()
-                record = await store.find(Scope(owner, "s", "p"), "tool", number)
+                record = await store.find(Scope(Owner(owner, "s"), "p"), "tool", number)
                 assert record is not None
                 assert state == "began" or record.outcome == b"done"
