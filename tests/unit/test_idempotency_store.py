@@ -158,10 +158,10 @@ async def test_records_expire_and_are_swept_a_few_at_a_time(
     store: SqliteIdempotencyStore, database: Database, clock: Clock
 ) -> None:
     for number in range(40):
-        await store.begin(ANN._replace(subject=f"named:{number}"), "tool", "key", b"d", "exec")
+        await store.begin(ANN._replace(owner=ANN.owner._replace(subject=f"named:{number}")), "tool", "key", b"d", "exec")
     clock.now += 100
 
-    assert await store.find(ANN._replace(subject="named:1"), "tool", "key") is None
+    assert await store.find(ANN._replace(owner=ANN.owner._replace(subject="named:1")), "tool", "key") is None
     await store.begin(ANN, "tool", "key", b"d", "exec")
     assert await counts(database) == (25, 25, 25)
     await store.begin(ANN, "tool", "other", b"d", "exec")
