@@ -28,6 +28,7 @@ from sidecar.workers.host import WorkerHost
 _log = logging.getLogger(__name__)
 
 _DRAIN = 30.0
+_GOODBYE_GRACE = 1.0
 _STOP_GRACE = 0.5
 
 
@@ -67,6 +68,8 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
                     await listeners.health.set("", NOT_SERVING)
                     callers.drain(_DRAIN)
                     await _drain(pipeline, signals, settings.limits.calls.cancel_grace)
+                    with anyio.move_on_after(_GOODBYE_GRACE):
+                        await catalogue.drain()
                     await listeners.stop(_STOP_GRACE)
                 tasks.cancel_scope.cancel()
             catalogue.close()

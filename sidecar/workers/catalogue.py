@@ -58,6 +58,14 @@ class Catalogue:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
 
+    async def drain(self) -> None:
+        """Asks every instance to finish and say goodbye, and waits until they have."""
+        for workers in self.sets.values():
+            for instance in tuple(workers.instances.values()):
+                workers.drain(instance)
+        while any(workers.instances for workers in self.sets.values()):
+            await self.changed()
+
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
         for workers in self.sets.values():
