@@ -13,6 +13,7 @@ from tests.support import (
     Host,
     MemoryHost,
     Setup,
+    SidecarProcess,
     SocketHost,
     StartHost,
     VirtualTimeLoop,
@@ -96,3 +97,12 @@ async def socket_host(host: Host) -> SocketHost:
     """The whole sidecar over sockets."""
     assert isinstance(host, SocketHost), "this test is for sockets alone: mark it on_sockets"
     return host
+
+
+@pytest.fixture
+async def sidecar_process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
+    """A sidecar in a process of its own, started; for a test that is marked `on_unix`."""
+    process = SidecarProcess(tmp_path)
+    await process.start()
+    yield process
+    await process.aclose()

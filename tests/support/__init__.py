@@ -23,8 +23,9 @@ nothing more can happen without time going on. `host` has default limits; `start
 Over sockets nobody sleeps to wait for something: `await peer.flush()` returns once the sidecar has handled all that the
 peer sent. Every wait ends in an error that says what did not come. `memory_host` is the host in memory with its parts
 (`pipeline`, `catalogue`, `streams`, `counts`, `store`) to be looked at; `socket_host` is the whole sidecar, with
-`callers_at` and `workers_at`. `attach` gives a worker that was welcomed, `host.worker()` one that has not said hello.
-Worker sets, their tools and tokens are in `SETS` and `token_of`. All peers and hosts are closed by the fixtures.
+`callers_at` and `workers_at`; `sidecar_process` is one that can be killed, for tests marked `@on_unix`. `attach` gives
+a worker that was welcomed, `host.worker()` one that has not said hello. Worker sets, their tools and tokens are in
+`SETS` and `token_of`. All peers and hosts are closed by the fixtures.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ from tests.support.caller import CallerPeer, start_of
 from tests.support.host import SETS, Host, MemoryHost, Setup, SocketHost, attach, settings
 from tests.support.links import End, GrpcLink, Link, MemoryLink
 from tests.support.peer import Peer
+from tests.support.process import SidecarProcess
 from tests.support.store import InMemoryIdempotencyStore
 from tests.support.tools import IDEMPOTENT, READ, UNSAFE, seconds, text, tool
 from tests.support.virtual_time import Hung, VirtualTimeLoop
@@ -62,6 +64,7 @@ __all__ = (
     "MemoryLink",
     "Peer",
     "Setup",
+    "SidecarProcess",
     "SocketHost",
     "StartHost",
     "VirtualTimeLoop",
@@ -72,6 +75,7 @@ __all__ = (
     "everywhere",
     "failure",
     "on_sockets",
+    "on_unix",
     "progress",
     "quiet",
     "result",
@@ -87,6 +91,9 @@ __all__ = (
 
 everywhere = pytest.mark.parametrize("transport", ["memory", "unix", "tcp"])
 """Runs a test over memory, a unix socket and loopback TCP."""
+
+on_unix = pytest.mark.parametrize("transport", ["unix"])
+"""Runs a test over a unix socket, in real time."""
 
 on_sockets = pytest.mark.parametrize("transport", ["unix", "tcp"])
 """Runs a test over a unix socket and loopback TCP."""
