@@ -1,0 +1,113 @@
+"""The exchanges of docs/protocol.md, sent and compared frame by frame."""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from tests.support import Host, Peer, quiet
+from tests.support.documents import Block, blocks
+
+PRELUDE, *EXCHANGES = blocks("docs/protocol.md", "frames")
+ANY_TEXT = "…"
+STAMPS = {"sequence", "time_unix_nano"}
+A_USER = "local:1000"
+
+
+class Line(NamedTuple):
+    """A frame that a peer sends, or gets."""
+
+    peer: str
+    sends: bool
+    text: str
+
+
+def lines(block: Block) -> Iterator[Line]:
+    for line in re.sub(r"\n +", " ", block.text).splitlines():
+        peer, arrow, text = line.split(" ", 2)
+        assert arrow in ("->", "<-"), line
+        yield Line(peer, arrow == "->", text)
+
+
+def differences(shown: Message, came: Message, where: str = "") -> Iterator[str]:
+    """How what came is not what is shown, by the rules that the document gives."""
+    if not shown.ListFields():
+        return
+    for field in shown.DESCRIPTOR.fields:
+        here = f"{where}.{field.name}"
+        want, got = getattr(shown, field.name), getattr(came, field.name)
+        if field.name in STAMPS and not where:
+            continue
+        if field.is_repeated:
+            if len(want) != len(got):
+                yield f"{here}: {len(want)} shown, {len(got)} came"
+            else:
+                for one, other in zip(want, got, strict=True):
+                    yield from _differs(one, other, here)
+        elif field.has_presence:
+            if shown.HasField(field.name) != came.HasField(field.name):
+                yield f"{here} is {'not ' if shown.HasField(field.name) else ''}set"
+            elif shown.HasField(field.name):
+                yield from _differs(want, got, here)
+        elif want or field.type == FieldDescriptor.TYPE_BOOL:
+            yield from _differs(want, got, here)
+
+
+def _differs(want: object, got: object, where: str) -> Iterator[str]:
+    if isinstance(want, Message) and isinstance(got, Message):
+        yield from differences(want, got, where)
+    elif want == ANY_TEXT:
+        if not got:
+            yield f"{where} is empty"
+    elif want != got:
+        yield f"{where}: {want!r} shown, {got!r} came"
+
+
+async def play(block: Block, peers: dict[str, Peer]) -> None:
+    for line in lines(block):
+        peer = peers[line.peer]
+        if line.text == "end":
+            assert (await peer.end()).code.name == "OK"
+            continue
+        frame = text_format.Parse(line.text.replace(A_USER, f"local:{os.getuid()}"), Frame())
+        if line.sends:
+            await peer.send(frame)
+        else:
+            came = await peer.next(frame.call)
+            assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=[block.heading for block in EXCHANGES])
+async def test_an_exchange_goes_as_it_is_told(host: Host, exchange: Block) -> None:
+    peers: dict[str, Peer] = {"worker": await host.worker(), "caller": await host.caller()}
+    await play(PRELUDE, peers)
+    await play(exchange, peers)
+    await quiet()
+    for name, peer in peers.items():
+        for call, frames in peer.frames.items():
+            untold = frames[peer._taken[call] :]
+            assert not untold, f"the {name} got more than is told: {untold}"
+
+
+def test_differences_are_noticed() -> None:
+    shown = text_format.Parse('call: 1 started { execution_id: "…" tool_call_id: "a" }', Frame())
+    came = text_format.Parse(
+        'call: 1 sequence: 1 started { execution_id: "e" tool_call_id: "a" generation: 4 }', Frame()
+    )
+    assert not list(differences(shown, came))
+    came.started.ticket = "t"
+    came.started.joined = True
+    came.started.tool_call_id = "b"
+    came.started.execution_id = ""
+    assert [text.split(" ")[0].strip(":") for text in differences(shown, came)] == [
+        ".started.execution_id",
+        ".started.tool_call_id",
+        ".started.ticket",
+        ".started.joined",
+    ]
