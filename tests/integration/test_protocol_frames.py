@@ -1,0 +1,477 @@
+"""The diagram and the frame tables of docs/protocol.md, driven cell by cell."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.call import Call, CallState
+from sidecar.wire.outbox import Lane
+from sidecar.workers.instance import InstanceState
+from tests.support import (
+    READ,
+    CallerPeer,
+    MemoryHost,
+    Peer,
+    StartHost,
+    WorkerPeer,
+    progress,
+    quiet,
+    token_of,
+    tool,
+)
+from tests.support.documents import blocks, table
+
+PROTOCOL = "docs/protocol.md"
+BODIES = [field.name for field in Frame.DESCRIPTOR.oneofs_by_name["body"].fields]
+OF_CALLS, OF_STREAMS = table(PROTOCOL, "Frames of a call"), table(PROTOCOL, "Frames of the stream")
+FROM_CALLER, FROM_WORKER = "caller → sidecar", "worker → sidecar"
+KEY = "k"
+UNUSED = 99
+"""A call id that nobody has used."""
+
+
+class Observed:
+    """What sidecars did in a test: the transitions of calls, and the frames that were sent in each state."""
+
+    def __init__(self) -> None:
+        self.transitions: set[tuple[str, str]] = set()
+        self.sent: set[tuple[str, str, str]] = set()
+
+
+@pytest.fixture(autouse=True)
+def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observed]:
+    """Watches every call of a test; fails if one does what the document does not tell."""
+    seen = Observed()
+    watch_transitions(monkeypatch, seen)
+    watch_frames(monkeypatch, seen)
+    yield seen
+    monkeypatch.undo()
+    assert seen.transitions <= edges()
+    assert seen.sent <= {(row["Way"], row["Frame"], state) for row, state in sent_cells()}
+
+
+def edges() -> set[tuple[str, str]]:
+    """The transitions of the diagram, its ends aside."""
+    (diagram,) = blocks(PROTOCOL, "mermaid")
+    return set(re.findall(r"^ *(\w+) --> (\w+)", diagram.text, re.MULTILINE))
+
+
+def sent_cells() -> list[tuple[dict[str, str], str]]:
+    return [(row, state) for row in OF_CALLS for state, cell in row.items() if cell == "sent"]
+
+
+def watch_transitions(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
+    def get(call: Call) -> CallState:
+        state: CallState = call.__dict__.get("watched", CallState.GATES)
+        return state
+
+    def set_(call: Call, state: CallState) -> None:
+        before = get(call)
+        if before is not state:
+            seen.transitions.add((before.name, state.name))
+        call.__dict__["watched"] = state
+
+    monkeypatch.setattr(Call, "state", property(get, set_))
+
+
+def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
+    send, report = Lane.send, Lane.report
+    calls: set[Call] = set()
+    made = Call.__init__
+
+    def make(call: Call, *arguments: Any, **named: Any) -> None:
+        made(call, *arguments, **named)
+        calls.add(call)
+
+    def note(lane: Lane, frame: Frame) -> None:
+        body = frame.WhichOneof("body")
+        assert body is not None
+        for call in calls:
+            assignment = call._assignment
+            if call.sink is lane:
+                seen.sent.add(("sidecar → caller", body, call.state.name))
+            elif assignment is not None and getattr(assignment, "_lane", None) is lane:
+                seen.sent.add(("sidecar → worker", body, call.state.name))
+
+    def watched_send(lane: Lane, frame: Frame) -> bool:
+        note(lane, frame)
+        return send(lane, frame)
+
+    def watched_report(lane: Lane, frame: Frame) -> None:
+        note(lane, frame)
+        report(lane, frame)
+
+    monkeypatch.setattr(Call, "__init__", make)
+    monkeypatch.setattr(Lane, "send", watched_send)
+    monkeypatch.setattr(Lane, "report", watched_report)
+
+
+# --- calls in each state
+
+
+class Scene:
+    """A sidecar, a worker and a caller with one call in a certain state."""
+
+    caller: CallerPeer
+    worker: WorkerPeer
+    call: Call | None = None
+    on_caller = UNUSED
+    """The call's id on the caller's stream."""
+    on_worker = UNUSED
+    """The call's id on the worker's stream."""
+    instance = ""
+    """The id of the worker, where it matters."""
+
+    def __init__(self, host: MemoryHost) -> None:
+        self.host = host
+        self.held = asyncio.Event()
+        """Lets a held store go on."""
+
+    async def open(self, *, attached: bool = True) -> None:
+        self.caller, self.worker = await self.host.caller(), await self.host.worker()
+        if attached:
+            await self.worker.hello(tool("echo"))
+
+    async def start(self, **fields: Any) -> None:
+        self.on_caller = await self.caller.start("echo", timeout=50, **fields)
+        await quiet()
+        self.call = next(
+            call for call in self.host.pipeline.running if getattr(call.sink, "call", None) == self.on_caller
+        )
+
+    async def invoke(self, **fields: Any) -> None:
+        await self.start(**fields)
+        self.on_worker = (await self.worker.next_invoke()).call
+
+    def hold_store(self, method: str) -> None:
+        store = getattr(self.host.store, method)
+
+        async def held(*arguments: Any) -> Any:
+            await self.held.wait()
+            return await store(*arguments)
+
+        setattr(self.host.store, method, held)
+
+    # each state, by its name
+
+    async def new(self) -> None:
+        await self.open()
+        self.caller.last_call = UNUSED - 1
+
+    async def gates(self) -> None:
+        await self.open()
+        self.hold_store("find")
+        await self.start(idempotency_key=KEY)
+
+    async def waiting(self) -> None:
+        await self.open(attached=False)
+        await self.start()
+
+    async def running(self) -> None:
+        await self.open()
+        await self.invoke()
+
+    async def cancelling(self) -> None:
+        await self.running()
+        await self.caller.cancel(self.on_caller)
+        await self.worker.cancelled(self.on_worker)
+
+    async def joined(self) -> None:
+        await self.open()
+        await self.invoke(idempotency_key=KEY)
+        await self.start(idempotency_key=KEY)
+
+    async def settling(self) -> None:
+        await self.open()
+        self.hold_store("finish")
+        await self.invoke(idempotency_key=KEY)
+        await self.worker.result(self.on_worker)
+        await quiet()
+
+    async def done(self) -> None:
+        await self.running()
+        await self.worker.result(self.on_worker)
+        await self.caller.outcome(self.on_caller)
+
+
+async def started(start_host: StartHost) -> MemoryHost:
+    host = await start_host()
+    assert isinstance(host, MemoryHost)
+    return host
+
+
+async def scene_in(state: str, start_host: StartHost) -> Scene:
+    scene = Scene(await started(start_host))
+    await getattr(scene, state.lower())()
+    assert state == "new" or (scene.call is not None and scene.call.state.name == state)
+    return scene
+
+
+# --- what the words of the tables mean
+
+
+class Reaction:
+    """What happened between two moments of a scene."""
+
+    def __init__(self, scene: Scene, sender: Peer) -> None:
+        self.scene = scene
+        self.sender = sender
+        self.before = scene.host.counts.snapshot()
+        self.state = None if scene.call is None else scene.call.state
+        self.came: dict[Peer, int] = {peer: len(peer.order) for peer in (scene.caller, scene.worker)}
+        self.pongs = sender._answered
+
+    def counted(self) -> Counter[str]:
+        return Counter(self.scene.host.counts.snapshot()) - Counter(self.before)
+
+    def frames(self, peer: Peer) -> list[Frame]:
+        return peer.order[self.came[peer] :]
+
+    def bodies(self, peer: Peer) -> list[str | None]:
+        return [frame.WhichOneof("body") for frame in self.frames(peer)]
+
+    def is_untouched(self) -> None:
+        call = self.scene.call
+        assert (None if call is None else call.state) is self.state
+        assert not self.frames(self.scene.worker if self.sender is self.scene.caller else self.scene.caller)
+
+    async def outcome(self) -> Frame:
+        """The call's outcome, at the latest when its grace is over."""
+        await self.scene.caller.outcome(self.scene.on_caller)
+        return self.scene.caller.frames[self.scene.on_caller][-1]
+
+
+async def opens(reaction: Reaction, _: str) -> None:
+    assert reaction.counted()["calls"] == 1
+    await reaction.scene.worker.next_invoke()
+
+
+async def refuses(reaction: Reaction, kind: str) -> None:
+    started, outcome = reaction.frames(reaction.scene.caller)
+    assert started.HasField("started")
+    assert FailureKind.Name(outcome.outcome.failure.kind) == f"FAILURE_KIND_{kind}"
+
+
+async def ends(reaction: Reaction, kind: str) -> None:
+    call = reaction.scene.call
+    assert call is not None
+    assert call.state is CallState.DONE
+    outcome = (await reaction.outcome()).outcome
+    if kind:
+        assert FailureKind.Name(outcome.failure.kind) == f"FAILURE_KIND_{kind}"
+
+
+async def asks(reaction: Reaction, kind: str) -> None:
+    call = reaction.scene.call
+    assert call is not None
+    assert call.state is CallState.CANCELLING
+    assert reaction.bodies(reaction.scene.worker) == ["cancel"]
+    failure = (await reaction.outcome()).outcome.failure
+    assert FailureKind.Name(failure.kind) == f"FAILURE_KIND_{kind}"
+
+
+async def forwards(reaction: Reaction, _: str) -> None:
+    assert reaction.bodies(reaction.scene.caller)[-1] == "progress"
+
+
+async def replies(reaction: Reaction, code: str) -> None:
+    (frame,) = reaction.frames(reaction.sender)
+    assert ReplyErrorCode.Name(frame.reply.error.code) == f"REPLY_ERROR_CODE_{code}"
+    reaction.is_untouched()
+
+
+async def answers(reaction: Reaction, body: str) -> None:
+    if body == "pong":
+        assert reaction.sender._answered == reaction.pongs + 1
+    else:
+        assert reaction.bodies(reaction.sender) == [body]
+    assert not any(frame.call for frame in reaction.frames(reaction.sender))
+
+
+async def logs(reaction: Reaction, _: str) -> None:
+    assert not reaction.frames(reaction.sender)
+    assert not reaction.counted()
+    reaction.is_untouched()
+
+
+async def leaves(reaction: Reaction, _: str) -> None:
+    instance = reaction.scene.host.catalogue.sets["main"].instances.get(reaction.scene.instance)
+    assert instance is None or instance.state is InstanceState.DRAINING
+    assert (await reaction.sender.end()).code.name == "OK"
+
+
+async def late(reaction: Reaction, _: str) -> None:
+    ((name, count),) = reaction.counted().items()
+    assert (name.split("_")[0], count) == ("late", 1)
+    assert not reaction.frames(reaction.sender)
+    reaction.is_untouched()
+
+
+async def ignores(reaction: Reaction, _: str) -> None:
+    assert not reaction.counted()
+    assert not reaction.frames(reaction.sender)
+    reaction.is_untouched()
+
+
+async def error(reaction: Reaction, reason: str) -> None:
+    (frame,) = reaction.frames(reaction.sender)
+    assert frame.call == 0
+    assert StreamErrorReason.Name(frame.stream_error.reason) == f"STREAM_ERROR_REASON_{reason}"
+    reaction.is_untouched()
+
+
+async def closes(reaction: Reaction, status: str) -> None:
+    assert (await reaction.sender.end()).code.name == status
+
+
+WORDS: dict[str, Callable[[Reaction, str], Awaitable[None]]] = {
+    function.__name__: function
+    for function in (
+        opens,
+        refuses,
+        ends,
+        asks,
+        forwards,
+        replies,
+        answers,
+        logs,
+        leaves,
+        late,
+        ignores,
+        error,
+        closes,
+    )
+}
+
+
+def bodies_of(row: dict[str, str], rows: list[dict[str, str]]) -> list[str]:
+    if row["Frame"] != "any other":
+        return [row["Frame"]]
+    told = {other["Frame"] for other in rows if other["Way"] == row["Way"]}
+    return [body for body in BODIES if body not in told]
+
+
+def incoming(rows: list[dict[str, str]], all_rows: list[dict[str, str]]) -> list[Any]:
+    """A case for each cell of the rows whose frames come in, with the bodies that it is for."""
+    return [
+        pytest.param(row["Way"], bodies_of(row, all_rows), state, cell, id=f"{row['Frame']}-{row['Way']}-{state}")
+        for row in rows
+        if row["Way"] in (FROM_CALLER, FROM_WORKER)
+        for state, cell in row.items()
+        if state not in ("Frame", "Way") and cell != "-"
+    ]
+
+
+async def react(scene: Scene, sender: Peer, frame: Frame, cell: str) -> None:
+    reaction = Reaction(scene, sender)
+    await sender.send(frame)
+    await quiet()
+    word, _, detail = cell.partition(" ")
+    await WORDS[word](reaction, detail)
+    scene.held.set()
+
+
+@pytest.mark.parametrize(("way", "bodies", "state", "cell"), incoming(OF_CALLS, OF_CALLS + OF_STREAMS))
+async def test_a_frame_of_a_call_does_what_its_cell_says(
+    way: str, bodies: list[str], state: str, cell: str, start_host: StartHost
+) -> None:
+    for body in bodies:
+        scene = await scene_in(state, start_host)
+        frame = Frame(call=scene.on_caller if way == FROM_CALLER else scene.on_worker)
+        getattr(frame, body).SetInParent()
+        if body == "start":
+            frame.start.tool = "echo"
+        await react(scene, scene.caller if way == FROM_CALLER else scene.worker, frame, cell)
+
+
+# --- streams in each state
+
+
+async def stream_in(scene: Scene, way: str, state: str) -> Peer:
+    """The peer whose stream is in this state."""
+    await scene.open(attached=way == FROM_CALLER)
+    if way == FROM_CALLER:
+        if state == "open":
+            await scene.caller.call("missing")
+        return scene.caller
+    if state != "new":
+        scene.instance = (await scene.worker.hello(tool("echo"))).instance_id
+    if state == "leaving":
+        # It runs something, so that its stream does not end yet.
+        await scene.invoke()
+        await scene.worker.goodbye()
+        await scene.worker.flush()
+    return scene.worker
+
+
+@pytest.mark.parametrize(("way", "bodies", "state", "cell"), incoming(OF_STREAMS, OF_STREAMS))
+async def test_a_frame_of_a_stream_does_what_its_cell_says(
+    way: str, bodies: list[str], state: str, cell: str, start_host: StartHost
+) -> None:
+    for body in bodies:
+        scene = Scene(await started(start_host))
+        sender = await stream_in(scene, way, state)
+        frame = Frame()
+        getattr(frame, body).SetInParent()
+        if body == "worker_hello":
+            frame.worker_hello.worker, frame.worker_hello.token = "main", token_of("main")
+        if body == "ping":
+            frame.ping.nonce = sender._answered + 1
+        if cell == "leaves" and state == "leaving":
+            await scene.worker.result(scene.on_worker)
+        await react(scene, sender, frame, cell)
+
+
+# --- what the sidecar sends
+
+
+async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, observed: Observed) -> None:
+    for state in ("GATES", "RUNNING", "CANCELLING", "JOINED", "SETTLING", "DONE"):
+        scene = await scene_in(state, start_host)
+        request = Frame(call=scene.on_worker)
+        request.outbound_request.request_id = 1
+        await scene.worker.send(progress(scene.on_worker), request)
+        await quiet()
+        scene.held.set()
+        await asyncio.sleep(60)
+    assert observed.sent == {(row["Way"], row["Frame"], state) for row, state in sent_cells()}
+
+
+async def test_a_call_goes_every_way_of_the_diagram(start_host: StartHost, observed: Observed) -> None:
+    for state in (state.name for state in CallState):
+        scene = await scene_in(state, start_host)
+        await scene.caller.call("missing")
+        scene.held.set()
+        await asyncio.sleep(60)
+
+    # Two calls with one key wait for their tool, which comes, and the first is cancelled while it runs.
+    scene = Scene(await started(start_host))
+    await scene.open(attached=False)
+    first = await scene.caller.start("echo", idempotency_key=KEY)
+    await scene.caller.start("echo", idempotency_key=KEY)
+    await scene.caller.flush()
+    await scene.worker.hello(tool("echo"))
+    await scene.worker.next_invoke()
+    await scene.caller.cancel(first)
+
+    # One call's worker is lost, while another with a key is cancelled while it waits for a slot.
+    scene = Scene(await started(start_host))
+    await scene.open(attached=False)
+    await scene.worker.hello(tool("echo", effects=READ), concurrency=1)
+    await scene.caller.start("echo")
+    await scene.worker.next_invoke()
+    second = await scene.caller.start("echo", idempotency_key=KEY)
+    await quiet()
+    await scene.caller.cancel(second)
+    await scene.caller.flush()
+    scene.worker.cut()
+    await asyncio.sleep(60)
+    assert observed.transitions == edges()
