@@ -1,6 +1,6 @@
 """Streams of frames over each carrier."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol

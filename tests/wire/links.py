@@ -9,7 +9,7 @@ from sidecar.wire.limits import WireLimits
 from sidecar.wire.stream import FrameStream
 from sidecar.wire.streams import Streams
 from sidecar.wire.transport import Transport
-from tests.wire.frames import batch
+from tests.wire.frames import batch, outcome
 from tests.wire.receivers import Recorder
 from tests.wire.transports import PATIENCE, Carrier, Patient, Peer, Watched
 
@@ -60,6 +60,10 @@ class Link:
         while (message := await self.peer.read()) is not None:
             found += parse(message)
         return found
+
+    def answer(self, frame: Frame) -> None:
+        """Answers a frame with an outcome of its call."""
+        self.stream.lane(frame.call).send(outcome())
 
     async def ended(self) -> None:
         """Waits until `run` is over."""

@@ -13,7 +13,7 @@ class Recorder:
     """Records everything, in order, and lets a test wait for it."""
 
     def __init__(self, bodies: Iterable[str] = ("start", "cancel")) -> None:
-        self.handlers: Mapping[str, Callable[[Frame], None]] = dict.fromkeys(bodies, self._take)
+        self.handlers: Mapping[str | None, Callable[[Frame], None]] = _handlers(bodies, self._take)
         self.on_frame: Callable[[Frame], None] | None = None
         """Called for each frame that has a handler, once it is recorded."""
         self.on_oversized: Callable[[FrameHead], None] | None = None
@@ -78,3 +78,7 @@ class Recorder:
     def _tell(self, what: str) -> None:
         self.told.append(what)
         self._changed.set()
+
+
+def _handlers(bodies: Iterable[str | None], take: Callable[[Frame], None]) -> dict[str | None, Callable[[Frame], None]]:
+    return dict.fromkeys(bodies, take)

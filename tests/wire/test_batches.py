@@ -2,7 +2,6 @@
 
 import asyncio
 
-from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.limits import KIB, MIB
 from tests.wire.conftest import Opens
 from tests.wire.frames import batch, outcome, progress, sized_outcome, start
@@ -46,14 +45,10 @@ async def test_what_is_queued_during_a_write_goes_out_in_the_next_message(link: 
 
 async def test_answers_go_out_while_requests_still_come_in(open_stream: Opens) -> None:
     link = await open_stream()
-    link.receiver.on_frame = lambda frame: answer(link, frame)
+    link.receiver.on_frame = link.answer
     for call in range(1, 11):
         await link.send(start(call=call), start(call=call + 100))
         assert [frame.call for frame in await link.frames(2)] == [call, call + 100]
-
-
-def answer(link: Link, frame: Frame) -> None:
-    link.stream.lane(frame.call).send(outcome())
 
 
 async def test_frames_are_stamped_with_call_sequence_and_time(link: Link) -> None:

@@ -79,7 +79,7 @@ class Watched:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._started = asyncio.Event()
+        self._changed = asyncio.Event()
         self._gate = asyncio.Event()
         self._gate.set()
         self.writes: list[bytes] = []
@@ -91,10 +91,18 @@ class Watched:
 
     async def write(self, message: bytes) -> None:
         self.writes.append(message)
-        self._started.set()
+        self._changed.set()
         await self._gate.wait()
         await self._transport.write(message)
         self.completed += 1
+        self._changed.set()
+
+    async def until_written(self) -> None:
+        """Waits until every write that was started is completed."""
+        async with asyncio.timeout(PATIENCE):
+            while self.completed < len(self.writes):
+                self._changed.clear()
+                await self._changed.wait()
 
     def hold(self) -> None:
         """Lets no write through from now on."""
@@ -108,8 +116,8 @@ class Watched:
         """Waits until that many writes were started."""
         async with asyncio.timeout(PATIENCE):
             while len(self.writes) < messages:
-                self._started.clear()
-                await self._started.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
 
 class _MemoryPeer:
