@@ -81,6 +81,8 @@ async def open_stream(carrier: Carrier, streams: Streams) -> AsyncIterator[Opens
     for link in links:
         link.transport.release()
         link.peer.cut()
+        # In memory, a writer that has nothing to write does not learn that its peer left after a half-close.
+        link.stream.finish()
         await link.ended()
         assert link.receiver.told.count("ended") == 1
         assert link.outbox.undelivered_bytes == 0

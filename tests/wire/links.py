@@ -11,7 +11,7 @@ from sidecar.wire.streams import Streams
 from sidecar.wire.transport import Transport
 from tests.wire.frames import batch, outcome
 from tests.wire.receivers import Recorder
-from tests.wire.transports import PATIENCE, Carrier, Patient, Peer, Watched
+from tests.wire.transports import PATIENCE, Carrier, Patient, Watched
 
 
 class Link:
@@ -30,7 +30,7 @@ class Link:
         self._ping_interval = ping_interval
         self._streams = streams
         self._running: asyncio.Future[tuple[FrameStream, Watched]] = asyncio.get_running_loop().create_future()
-        self.peer: Peer = Patient(carrier.open(self._serve))
+        self.peer = Patient(carrier.open(self._serve))
 
     async def start(self) -> None:
         """Waits until the stream runs."""

@@ -16,7 +16,7 @@ class Recorder:
         self.handlers: Mapping[str | None, Callable[[Frame], None]] = _handlers(bodies, self._take)
         self.on_frame: Callable[[Frame], None] | None = None
         """Called for each frame that has a handler, once it is recorded."""
-        self.on_oversized: Callable[[FrameHead], None] | None = None
+        self.on_unresponsive: Callable[[], None] | None = None
         self.frames: list[Frame] = []
         self.strays: list[tuple[Frame, str]] = []
         self.heads: list[FrameHead] = []
@@ -38,8 +38,6 @@ class Recorder:
     def oversized(self, head: FrameHead) -> None:
         self.heads.append(head)
         self._tell("oversized")
-        if self.on_oversized is not None:
-            self.on_oversized(head)
 
     def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
         self.reasons.append(reason)
@@ -50,6 +48,8 @@ class Recorder:
 
     def unresponsive(self) -> None:
         self._tell("unresponsive")
+        if self.on_unresponsive is not None:
+            self.on_unresponsive()
 
     def ended(self) -> None:
         self._tell("ended")

@@ -63,6 +63,10 @@ class Patient:
         async with asyncio.timeout(PATIENCE):
             return await self._peer.read()
 
+    async def read_patiently(self) -> bytes | None:
+        """Reads, and waits as long as it takes."""
+        return await self._peer.read()
+
     async def write(self, message: bytes) -> None:
         async with asyncio.timeout(PATIENCE):
             await self._peer.write(message)
