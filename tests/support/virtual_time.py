@@ -48,3 +48,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """The virtual time, in seconds since the loop was made."""
         return self._jumping.now
+
+    def timers(self) -> list[asyncio.TimerHandle]:
+        """The timers that are set."""
+        scheduled: list[asyncio.TimerHandle] = vars(self)["_scheduled"]
+        return [timer for timer in scheduled if not timer.cancelled()]
