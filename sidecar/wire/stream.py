@@ -206,10 +206,7 @@ class FrameStream:
                 return
             size = len(message)
             if size > largest_message:
-                self._counters.add("oversized_messages")
-                for head in heads(message, _HEADS_AT_MOST):
-                    self._tell(receiver.oversized, head)
-                self._tell(receiver.unreadable, StreamErrorReason.STREAM_ERROR_REASON_MESSAGE_TOO_LARGE)
+                await self._refuse(receiver, message)
                 continue
             try:
                 frames = parse(message)
@@ -239,6 +236,15 @@ class FrameStream:
                 self._room = asyncio.get_running_loop().create_future()
                 await self._room
                 self._room = None
+
+    async def _refuse(self, receiver: Receiver, message: bytes) -> None:
+        """Tells of a message that is too large, frame by frame."""
+        self._counters.add("oversized_messages")
+        for number, head in enumerate(heads(message, _HEADS_AT_MOST), 1):
+            self._tell(receiver.oversized, head)
+            if not number % self._limits.frames_per_turn:
+                await asyncio.sleep(0)
+        self._tell(receiver.unreadable, StreamErrorReason.STREAM_ERROR_REASON_MESSAGE_TOO_LARGE)
 
     def _receive_other(self, receiver: Receiver, frame: Frame, body: str | None) -> None:
         """A frame that the receiver has no handler for."""
