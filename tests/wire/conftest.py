@@ -26,15 +26,16 @@ class Opens(Protocol):
     ) -> Awaitable[Link]: ...
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """What carries the streams."""
     return str(request.param)
+
+
+@pytest.fixture
+def anyio_backend(kind: str) -> tuple[str, dict[str, bool]]:
+    """Over TCP the loop is uvloop, as in a sidecar; else asyncio's own."""
+    return "asyncio", {"use_uvloop": kind == "tcp"}
 
 
 @pytest.fixture

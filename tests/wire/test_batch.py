@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sidecar._gen.pillion.v1.execute_pb2 import ExecuteRequest
@@ -11,6 +11,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.batch import FrameHead, MalformedMessage, header, heads, join, parse
 from tests.wire.frames import batch, outcome, progress, start
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 UINT64 = st.integers(0, 2**64 - 1)
 BODIES = {name for name, field in Frame.DESCRIPTOR.fields_by_name.items() if field.containing_oneof is not None}
 
@@ -27,6 +28,7 @@ def frames(draw: st.DrawFn) -> Frame:
     return frame
 
 
+@UNHURRIED
 @given(st.lists(frames(), max_size=20))
 def test_what_is_joined_is_parsed_again(batched: list[Frame]) -> None:
     message = join(frame.SerializeToString() for frame in batched)
@@ -34,12 +36,14 @@ def test_what_is_joined_is_parsed_again(batched: list[Frame]) -> None:
     assert message == ExecuteRequest(frames=batched).SerializeToString()
 
 
+@UNHURRIED
 @given(st.lists(frames(), max_size=20), st.integers(1, 30))
 def test_heads_tell_call_body_and_size(batched: list[Frame], at_most: int) -> None:
     expected = [FrameHead(frame.call, frame.WhichOneof("body"), frame.ByteSize()) for frame in batched]
     assert heads(batch(*batched), at_most) == expected[:at_most]
 
 
+@UNHURRIED
 @given(st.binary(max_size=400), st.integers(1, 50))
 @example(b"\x0a", 1)
 @example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 1)
@@ -49,6 +53,7 @@ def test_heads_of_garbage_are_bounded_and_never_raise(message: bytes, at_most: i
     check_heads(heads(message, at_most), at_most)
 
 
+@UNHURRIED
 @given(st.lists(frames(), min_size=1, max_size=5), st.data())
 def test_heads_of_damaged_messages_are_bounded_and_never_raise(batched: list[Frame], data: st.DataObject) -> None:
     damaged = bytearray(batch(*batched))
@@ -68,6 +73,7 @@ def check_heads(found: list[FrameHead], at_most: int) -> None:
         assert head.frame is None
 
 
+@UNHURRIED
 @given(st.lists(frames(), min_size=1, max_size=6), st.integers(0, 2_000))
 def test_heads_of_a_cut_message_agree_with_those_of_the_whole(batched: list[Frame], cut: int) -> None:
     message = batch(*batched)
@@ -154,6 +160,7 @@ def test_frames_of_every_length_of_header_come_back(length: int) -> None:
     assert list(parse(batch(*sent))) == sent
 
 
+@UNHURRIED
 @given(st.binary(max_size=200))
 def test_parsing_garbage_gives_frames_or_says_that_it_is_none(message: bytes) -> None:
     try:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -217,4 +217,6 @@ class OutboxTraffic(RuleBasedStateMachine):
 
 
 TestOutboxTraffic = OutboxTraffic.TestCase
-TestOutboxTraffic.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestOutboxTraffic.settings = settings(
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

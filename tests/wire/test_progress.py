@@ -226,14 +226,14 @@ def test_a_million_reports_to_a_stalled_reader_stay_bounded() -> None:
     assert outbox.drain() is not None  # and the write of it never returns
     frame = progress(b'{"message": "on its way"}')
     most = 0
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(100_000):
         for lane in lanes:
             lane.report(frame)
         most = max(most, outbox.undelivered_bytes)
     assert most < 64 * KIB
     assert outbox.coalesced == 1_000_000 - 320
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 30
     for lane in lanes:
         lane.send(outcome())
     outbox.delivered()

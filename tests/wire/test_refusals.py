@@ -97,6 +97,34 @@ async def test_a_message_of_exactly_the_largest_size_is_read(link: Link) -> None
     assert link.receiver.told == []
 
 
+async def test_of_a_message_over_the_largest_4096_frames_are_told_in_turns(link: Link) -> None:
+    seen: list[int] = []
+
+    async def look() -> None:
+        while not link.receiver.reasons:
+            seen.append(len(link.receiver.heads))
+            await asyncio.sleep(0)
+
+    looking = asyncio.ensure_future(look())
+    await link.send(*(start(call=call, arguments=b"x" * 2 * KIB) for call in range(1, 10_001)))
+    await link.send(start(call=20_000))
+    await link.receiver.until_calls(20_000)
+    await looking
+    assert [head.call for head in link.receiver.heads] == list(range(1, 4_097))
+    assert link.receiver.reasons == [TOO_LARGE]
+    assert max(after - before for before, after in pairwise(seen)) == 256
+
+
+async def test_a_message_over_the_largest_that_is_no_batch_is_told_and_the_stream_goes_on(link: Link) -> None:
+    await link.peer.write(b"\x12" * (16 * MIB + 1))
+    await link.peer.write(header(17 * MIB) + b"\x08\x01" * (17 * MIB // 2))
+    await link.send(start(call=1))
+    await link.receiver.until_calls(1)
+    assert link.receiver.heads == [FrameHead(1, None, 17 * MIB)]
+    assert link.receiver.reasons == [TOO_LARGE, TOO_LARGE]
+    assert link.counters["malformed_messages"] == 0
+
+
 @pytest.mark.parametrize("kind", ["unix", "tcp"], indirect=True)
 async def test_a_message_over_64_mib_is_a_lost_stream(link: Link) -> None:
     await link.peer.write(header(64 * MIB) + bytes(64 * MIB))
