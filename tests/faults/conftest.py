@@ -1,0 +1,104 @@
+"""What every fault test has: a look into the sidecar that it runs, and the proof that nothing is left of the fault."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sidecar.calls.pipeline import Pipeline
+from sidecar.wire.stream import FrameStream
+from sidecar.wire.streams import Streams
+from sidecar.workers.catalogue import Catalogue
+
+_PATIENCE = 10.0
+
+
+class ToldStreams(Streams):
+    """Open streams, and a word whenever one opens or ends."""
+
+    def __init__(self) -> None:
+        # Stalls and missed pings are noticed sooner than by a sidecar that runs for long.
+        super().__init__(interval=0.05)
+        self.changed = asyncio.Event()
+
+    @contextmanager
+    def keeping(self, stream: FrameStream) -> Iterator[None]:
+        try:
+            with super().keeping(stream):
+                self.changed.set()
+                yield
+        finally:
+            self.changed.set()
+
+
+class Inside:
+    """The parts of the sidecar that the test runs, once it is started."""
+
+    def __init__(self) -> None:
+        self.pipeline: Pipeline
+        self.catalogue: Catalogue
+        self.streams: ToldStreams
+        self.may_fail = False
+        """Whether the test makes the sidecar itself fail."""
+        self.is_started = False
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the sidecar has counted."""
+        return self.pipeline.counters.snapshot()
+
+    async def streams_are(self, number: int) -> None:
+        """Returns once so many streams are open."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while len(self.streams) != number:
+                    self.streams.changed.clear()
+                    await self.streams.changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"{len(self.streams)} streams are open, and not {number}") from None
+
+    async def nothing_is_left(self) -> None:
+        """Returns once no call runs; fails if anything of one is left."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self.pipeline.idle()
+        except TimeoutError:
+            raise AssertionError(f"{len(self.pipeline.running)} calls still run") from None
+        self.look_for_leftovers()
+
+    def look_for_leftovers(self) -> None:
+        """Fails if calls run, wait, hold a place or have no outcome."""
+        assert not self.pipeline.running
+        assert not len(self.pipeline.admission)
+        assert not len(self.pipeline.requests)
+        for workers in self.catalogue.sets.values():
+            assert not len(workers._waiting)
+            assert not any(slot.call for each in workers.instances.values() for slot in each.running.values())
+        counts = self.counts
+        ended = sum(number for name, number in counts.items() if name == "results" or name.startswith("failures."))
+        assert counts.get("calls", 0) == ended
+
+
+@pytest.fixture(autouse=True)
+def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    """The parts of the sidecar, which is started behind this; at the end nothing may be left of any call."""
+    parts = Inside()
+
+    def keeping(name: str, kind: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any) -> Any:
+            part = kind(*arguments)
+            setattr(parts, name, part)
+            parts.is_started = True
+            return part
+
+        return made
+
+    for name, kind in (("Pipeline", Pipeline), ("Catalogue", Catalogue), ("Streams", ToldStreams)):
+        monkeypatch.setattr(f"sidecar.app.{name}", keeping(name.lower(), kind))
+    yield parts
+    if parts.is_started:
+        parts.look_for_leftovers()
+        assert not len(parts.streams)
+        assert parts.may_fail or not parts.counts.get("internal_errors")
