@@ -87,8 +87,8 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     parts = Inside()
 
     def keeping(name: str, kind: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: Any) -> Any:
-            part = kind(*arguments)
+        def made(*arguments: Any, **keywords: Any) -> Any:
+            part = kind(*arguments, **keywords)
             setattr(parts, name, part)
             parts.is_started = True
             return part
