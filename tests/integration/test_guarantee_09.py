@@ -10,7 +10,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects, ToolDescriptor
-from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from sidecar._gen.pillion.v1.worker_pb2 import Reattach, RegisterTeardown
 from tests.support import (
     IDEMPOTENT,
     READ,
@@ -167,6 +167,38 @@ async def test_guarantee_09_a_call_that_was_not_handed_over_is_routed_again(
     assert attempts[b'{"number": 2}'] == 1
     assert (await caller.outcome(calls[2])).HasField("result")
     assert len(other.invoked) == len(seen)
+
+
+@pytest.mark.parametrize("how", ["half closed", "hung", "unreadable", "back again"])
+async def test_guarantee_09_what_a_lost_worker_was_not_sent_yet_it_is_never_sent(host: Host, how: str) -> None:
+    slow, caller = await host.worker(), await host.caller()
+    welcome = await slow.hello(named(UNSAFE))
+    slow.pause()
+    # The first two fill what can be on its way, so that the third is not handed to the transport.
+    for number in range(2):
+        await caller.start("send", {"number": number}, timeout=300)
+        await quiet()
+    call = await caller.start("send", {"number": 2}, timeout=300)
+    await quiet()
+    other = await attach(host, named(UNSAFE))
+    match how:
+        case "half closed":
+            await slow.half_close()
+        case "hung":
+            await asyncio.sleep(42)
+        case "unreadable":
+            await slow.send_bytes(b"\xff")
+            await slow.send_bytes(b"\xff")
+        case _:
+            again = Reattach(instance_id=welcome.instance_id, secret=welcome.reattach_secret)
+            await attach(host, named(UNSAFE), reattach=again)
+    invocation = await other.next_invoke()
+    assert (invocation.invoke.arguments, invocation.context.attempt) == (b'{"number": 2}', 1)
+    slow.resume()
+    await slow.end()
+    assert [each.invoke.arguments for each in slow.invoked] == [b'{"number": 0}', b'{"number": 1}']
+    await worker_ends(other, invocation)
+    assert (await caller.outcome(call)).HasField("result")
 
 
 async def worker_ends(worker: WorkerPeer, *invocations: Invocation) -> None:
