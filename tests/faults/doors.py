@@ -65,6 +65,8 @@ class Doors:
     def __init__(self, host: SocketHost) -> None:
         self.channel = grpc.aio.insecure_channel(host.callers_at, options=_OPTIONS)
         """A channel to the callers' listener."""
+        self.raw: Any = self.channel
+        """The same, for messages of bytes."""
         self.workers = grpc.aio.insecure_channel(host.workers_at, options=_OPTIONS)
         """A channel to the workers' listener."""
         self.by_name: Mapping[str, Door] = {}

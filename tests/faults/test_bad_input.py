@@ -204,7 +204,7 @@ async def test_arguments_that_do_not_fit_are_told_where(host: SocketHost) -> Non
 async def test_a_request_that_is_no_message_is_refused_without_a_word_of_how(host: SocketHost, message: bytes) -> None:
     async with Doors(host) as doors:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await doors.channel.unary_unary("/pillion.v1.ToolHostService/Call")(message)
+            await doors.raw.unary_unary("/pillion.v1.ToolHostService/Call")(message)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         told = texts_of(raised.value)
         assert not any(word in told for word in ("Exception", "Error parsing", "DecodeError", "Traceback", CANARY))
@@ -214,7 +214,7 @@ async def test_a_request_that_is_no_message_is_refused_without_a_word_of_how(hos
 async def test_a_result_that_is_too_large_for_a_status_is_cut(host: SocketHost) -> None:
     worker = await attach(host)
     async with Doors(host) as doors:
-        request = doors.channel.unary_unary("/pillion.v1.ToolHostService/Call")
+        request = doors.raw.unary_unary("/pillion.v1.ToolHostService/Call")
         rpc = request(b"\x0a\x06" + Start(tool="echo").SerializeToString())
         await worker.fail((await worker.next_invoke()).call, message="é" * 10_000)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
