@@ -1,7 +1,7 @@
 """A receiver that remembers what it was told."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -14,6 +14,7 @@ class Recorder:
 
     def __init__(self, bodies: Iterable[str] = ("start", "cancel")) -> None:
         self.handlers: Mapping[str | None, Callable[[Frame], None]] = _handlers(bodies, self._take)
+        self.large_bodies: Collection[str] = ()
         self.on_frame: Callable[[Frame], None] | None = None
         """Called for each frame that has a handler, once it is recorded."""
         self.on_unresponsive: Callable[[], None] | None = None
@@ -21,6 +22,7 @@ class Recorder:
         self.strays: list[tuple[Frame, str]] = []
         self.heads: list[FrameHead] = []
         self.reasons: list[StreamErrorReason.ValueType] = []
+        self.reliefs = 0
         self.told: list[str] = []
         """The names of what was called besides the handlers, in order."""
         self._changed = asyncio.Event()
@@ -30,6 +32,10 @@ class Recorder:
         self._changed.set()
         if self.on_frame is not None:
             self.on_frame(frame)
+
+    def relieved(self) -> None:
+        self.reliefs += 1
+        self._changed.set()
 
     def misdirected(self, frame: Frame, body: str) -> None:
         self.strays.append((frame, body))

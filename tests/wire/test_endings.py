@@ -8,7 +8,7 @@ import pytest
 from sidecar.wire.limits import KIB, MIB, WireLimits
 from sidecar.wire.transport import StreamLost
 from tests.wire.conftest import Opens
-from tests.wire.frames import outcome, progress, sized_outcome, start
+from tests.wire.frames import outcome, ping, progress, sized_outcome, start
 from tests.wire.links import Link, stream_tasks
 
 over_grpc = pytest.mark.parametrize("kind", ["unix", "tcp"], indirect=True)
@@ -80,6 +80,27 @@ async def test_close_writes_what_is_queued_and_reads_no_more(link: Link) -> None
     assert link.receiver.told == ["ended"]
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
+
+
+async def test_close_by_a_handler_leaves_the_rest_of_its_message(link: Link) -> None:
+    link.receiver.on_frame = lambda frame: link.stream.close() if frame.call == 2 else None
+    await link.send(*(start(call=call) for call in range(1, 6)))
+    assert await link.rest() == []
+    await link.ended()
+    assert link.receiver.calls == [1, 2]
+
+
+async def test_abandoned_calls_say_no_more_and_the_stream_does(link: Link) -> None:
+    await link.hold_writer()
+    lane = link.stream.lane(1)
+    lane.send(outcome())
+    lane.report(progress())
+    link.outbox.abandon_calls()
+    lane.send(outcome())
+    link.stream.control(ping(7))
+    link.stream.finish()
+    await link.release_writer()
+    assert [frame.ping.nonce for frame in await link.rest()] == [7]
 
 
 async def test_a_stream_lost_while_idle_is_over(link: Link) -> None:

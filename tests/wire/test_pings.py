@@ -96,12 +96,26 @@ async def test_a_late_pong_makes_up_for_missed_pings(open_stream: Opens) -> None
     for nonce in range(1, 4):
         at(INTERVAL * nonce)
     await link.frames(3)
-    await link.send(pong(1), start(call=1))
+    await link.send(pong(3), start(call=1))
     await link.receiver.until_calls(1)
     for nonce in range(4, 7):
         at(INTERVAL * nonce)
     assert link.receiver.told == []
     at(INTERVAL * 7)
+    assert link.receiver.told == ["unresponsive"]
+
+
+async def test_a_pong_answers_only_the_newest_ping(open_stream: Opens) -> None:
+    link = await open_stream(ping_interval=INTERVAL)
+    at = passes(link)
+    await link.send(pong(1), pong(2), pong(3), pong(4), start(call=1))
+    await link.receiver.until_calls(1)
+    for nonce in range(1, 4):
+        at(INTERVAL * nonce)
+    await link.frames(3)
+    await link.send(pong(0), pong(1), pong(2), pong(4), start(call=2))
+    await link.receiver.until_calls(1, 2)
+    at(INTERVAL * 4)
     assert link.receiver.told == ["unresponsive"]
 
 

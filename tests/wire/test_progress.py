@@ -145,6 +145,22 @@ async def test_over_the_soft_limit_a_stream_is_congested_and_the_newest_of_each_
     assert fullness(link) == (False, False)
 
 
+async def test_the_receiver_is_told_when_a_stream_is_congested_no_more(open_stream: Opens) -> None:
+    link = await open_stream(SMALL)
+    await link.hold_writer()
+    for call in range(1, 3):
+        link.stream.lane(call).send(sized_outcome(9 * KIB, call=call))
+    assert link.receiver.reliefs == 0
+    await link.release_writer()
+    await link.frames(2)
+    await link.receiver.until(lambda: link.receiver.reliefs)
+    assert fullness(link) == (False, False)
+    link.stream.lane(3).send(outcome())
+    await link.frames(1)
+    await link.transport.until_written()
+    assert link.receiver.reliefs == 1
+
+
 async def test_over_the_hard_limit_progress_is_dropped_and_counted_by_the_outcome(open_stream: Opens) -> None:
     link = await open_stream(SMALL)
     await link.hold_writer()

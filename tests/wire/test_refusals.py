@@ -9,6 +9,7 @@ from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.batch import FrameHead, header
 from sidecar.wire.limits import KIB, MIB, WireLimits
+from sidecar.wire.outbox import Outbox
 from sidecar.wire.transport import StreamLost
 from tests.wire.conftest import Opens
 from tests.wire.frames import batch, outcome, progress, sized_outcome, start
@@ -21,7 +22,7 @@ MALFORMED = StreamErrorReason.STREAM_ERROR_REASON_MALFORMED_MESSAGE
 async def test_a_frame_over_the_largest_is_not_sent_and_its_neighbours_are(link: Link) -> None:
     before, large, after = (link.stream.lane(call) for call in (1, 2, 3))
     assert before.send(outcome())
-    assert not large.send(sized_outcome(MIB + 1, call=2))
+    assert not large.send(sized_outcome(link.outbox.largest_frame + 1, call=2))
     assert large.send(outcome("too large"))
     assert after.send(outcome())
     assert [(frame.call, frame.sequence) for frame in await link.frames(3)] == [(1, 1), (2, 1), (3, 1)]
@@ -29,9 +30,11 @@ async def test_a_frame_over_the_largest_is_not_sent_and_its_neighbours_are(link:
 
 async def test_a_frame_of_exactly_the_largest_size_is_sent_and_received(open_stream: Opens) -> None:
     link = await open_stream()
-    assert link.stream.lane(1).send(sized_outcome(MIB, call=1))
+    # What came at the limit may be passed on, with stamps that make it larger.
+    assert link.outbox.largest_frame == MIB + WireLimits().envelope_bytes
+    assert link.stream.lane(1).send(sized_outcome(link.outbox.largest_frame, call=1))
     (frame,) = await link.message()
-    assert frame.ByteSize() == MIB
+    assert frame.ByteSize() == link.outbox.largest_frame
     sent = start(call=1)
     sent.start.arguments = b"x" * (MIB - sent.ByteSize() - 4)
     sent.start.arguments += b"x" * (MIB - sent.ByteSize())
@@ -42,14 +45,31 @@ async def test_a_frame_of_exactly_the_largest_size_is_sent_and_received(open_str
 
 
 async def test_a_peer_may_ask_for_smaller_frames_of_every_kind(link: Link) -> None:
-    link.outbox.largest_frame = 4 * KIB
+    link.outbox.limit_frames(5 * KIB)
     lane = link.stream.lane(1)
-    assert not lane.send(sized_outcome(4 * KIB + 1, call=1))
+    assert not lane.send(sized_outcome(5 * KIB + 1, call=1))
     lane.report(progress(b"x" * 8 * KIB))
     assert lane.send(outcome())
     (frame,) = await link.frames(1)
     assert frame.WhichOneof("body") == "outcome"
     assert frame.coalesced == 1
+
+
+def test_a_peer_may_not_ask_for_frames_too_small_to_say_why_or_larger_than_the_limit() -> None:
+    outbox = Outbox(WireLimits(), lambda: None)
+    largest = outbox.largest_frame
+    outbox.limit_frames(10 * largest)
+    assert outbox.largest_frame == largest
+    outbox.limit_frames(1)
+    assert outbox.largest_frame == 4 * KIB
+
+
+async def test_progress_of_exactly_the_inline_limit_is_sent(link: Link) -> None:
+    lane = link.stream.lane(1)
+    lane.report(progress(b"x" * (64 * KIB + 1)))
+    lane.report(progress(b"x" * 64 * KIB))
+    (frame,) = await link.message()
+    assert (len(frame.progress.payload), frame.coalesced) == (64 * KIB, 1)
 
 
 async def test_progress_over_the_inline_limit_is_dropped_and_the_next_frame_says_so(link: Link) -> None:
@@ -214,3 +234,25 @@ async def test_a_long_message_leaves_the_loop_to_others_every_256_frames(open_st
     steps = [after - before for before, after in pairwise(seen)]
     assert max(steps) == 256
     assert {256 * turn for turn in range(1, 8)} <= set(seen)
+
+
+async def test_a_message_of_large_frames_leaves_the_loop_to_others_more_often(link: Link) -> None:
+    seen: list[int] = []
+
+    async def look() -> None:
+        while len(link.receiver.frames) < 16:
+            seen.append(len(link.receiver.frames))
+            await asyncio.sleep(0)
+
+    looking = asyncio.ensure_future(look())
+    await link.send(*(start(call=call, arguments=b"x" * 100 * KIB) for call in range(1, 17)))
+    await link.receiver.until_calls(*range(1, 17))
+    await looking
+    assert max(after - before for before, after in pairwise(seen)) * 100 * KIB <= WireLimits().bytes_per_turn
+
+
+async def test_large_bodies_may_be_over_the_largest_frame(link: Link) -> None:
+    link.receiver.large_bodies = ("start",)
+    await link.send(start(call=1, arguments=b"x" * 2 * MIB))
+    await link.receiver.until_calls(1)
+    assert link.receiver.heads == []
