@@ -217,9 +217,11 @@ async def test_guarantee_09_a_request_that_is_sent_again_after_a_lost_stream_run
     run = (await worker.next_invoke()).call
     await walk(worker, run, point)
     lost.cut()
-    again = await caller.start("send", {"to": "ann"}, idempotency_key="k")
     if point != "ended":
         await worker.cancelled(run)
+    again = await caller.start("send", {"to": "ann"}, idempotency_key="k")
+    await caller.flush()
+    if point != "ended":
         await worker.result(run, b'"done"')
     outcome = await caller.outcome(again)
     if point == "ended":
@@ -249,6 +251,33 @@ async def test_guarantee_09_the_same_request_joins_the_one_that_runs(host: Host)
         assert caller.frames[call][0].started.joined is (call != original or caller is second)
     assert len(worker.invoked) == 1
     assert worker.bodies(run) == ["invoke"]
+
+
+@everywhere
+@pytest.mark.parametrize("leaves", ["cut", "cancel"])
+async def test_guarantee_09_a_request_that_others_joined_goes_on_when_its_first_caller_leaves(
+    host: Host, leaves: str
+) -> None:
+    worker, first, second = await attach(host, named(UNSAFE)), await host.caller(), await host.caller()
+    original = await first.start("send", {"to": "ann"}, idempotency_key="k")
+    run = (await worker.next_invoke()).call
+    joined = [await second.start("send", {"to": "ann"}, idempotency_key="k", tool_call_id=name) for name in "ab"]
+    await second.flush()
+    if leaves == "cut":
+        first.cut()
+        await first.end()
+    else:
+        await first.cancel(original)
+        left = (await first.outcome(original)).failure
+        assert (left.kind, left.side_effects) == (CANCELLED, POSSIBLE)
+    await worker.send(progress(run, {"step": 1}), result(run, b'"done"'))
+    for call, name in zip(joined, "ab", strict=True):
+        assert (await second.outcome(call)).result.json == b'"done"'
+        assert second.bodies(call) == ["started", "progress", "outcome"]
+        started = second.frames[call][0].started
+        assert (started.joined, started.tool_call_id) == (True, name)
+    assert worker.bodies(run) == ["invoke"]
+    assert len(worker.invoked) == 1
 
 
 @everywhere
