@@ -19,6 +19,7 @@ from sidecar.calls.ports import IdempotencyRecord
 from sidecar.policy import Decision
 from sidecar.scope import Principal, Scope, scope_of
 from tests.support import (
+    UNSAFE,
     CallerPeer,
     CallLimits,
     Invocation,
@@ -335,6 +336,21 @@ async def _(stage: Stage) -> Failure:
     return failure
 
 
+@happens("the caller cancels a call that another joined", "yes")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    first, run = await stage.running(idempotency_key=KEY)
+    second = await stage.caller.start(idempotency_key=KEY)
+    await stage.caller.flush()
+    await stage.caller.cancel(first)
+    stage.was_run = True
+    failure = await stage.failed(first)
+    await stage.worker.result(run.call)
+    assert (await stage.caller.outcome(second)).HasField("result"), "the tool runs on for the other call"
+    return failure
+
+
 # --- while it waits
 
 
@@ -530,6 +546,29 @@ async def _(stage: Stage) -> Failure:
     await stage.caller.start()
     await stage.caller.flush()
     stage.worker.cut()
+    return await stage.failed(call)
+
+
+@happens("the worker is lost, and the tool that is there now is unsafe", "yes")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    call, _ = await stage.running()
+    first, other = stage.worker, await stage.host.worker()
+    await other.hello(tool("echo", effects=UNSAFE))
+    first.cut()
+    failure = await stage.failed(call)
+    assert not other.invoked, "an unsafe tool is not run for a request that another version ran for"
+    return failure
+
+
+@happens("the instance drained too long", "yes")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    call, _ = await stage.running()
+    other = await stage.host.worker()
+    await other.hello(tool("echo", effects=stage.effects, title="A newer one"))
     return await stage.failed(call)
 
 
