@@ -22,6 +22,8 @@ class ToldStreams(Streams):
         # Stalls and missed pings are noticed sooner than by a sidecar that runs for long.
         super().__init__(interval=0.05)
         self.changed = asyncio.Event()
+        self.open: set[FrameStream] = self._open
+        """Those that are open."""
 
     @contextmanager
     def keeping(self, stream: FrameStream) -> Iterator[None]:
@@ -48,6 +50,16 @@ class Inside:
     def counts(self) -> Mapping[str, int]:
         """What the sidecar has counted."""
         return self.pipeline.counters.snapshot()
+
+    @property
+    def undelivered(self) -> int:
+        """The most that is kept for one peer, in bytes."""
+        return max(stream.outbox.undelivered_bytes for stream in self.streams.open)
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether so much is undelivered to a peer that the sidecar reads no more of it."""
+        return any(stream.outbox.overfull for stream in self.streams.open)
 
     async def streams_are(self, number: int) -> None:
         """Returns once so many streams are open."""
