@@ -115,12 +115,12 @@ class FrameStream:
             writer.cancel()
             self._end()
             self.outbox.abandon()
+            # What was being written is the transport's now, or nobody's.
+            self.outbox.delivered()
             for failure in await asyncio.gather(reader, writer, return_exceptions=True):
                 if isinstance(failure, Exception) and not isinstance(failure, StreamLost):
                     self._counters.add("internal_errors")
                     _log.error("a stream ended that should have gone on", exc_info=failure)
-            # What was being written is the transport's now, or nobody's.
-            self.outbox.delivered()
 
     def look(self, now: float) -> None:
         """Looks for a stalled write and a silent peer. Called about once a second by whoever keeps the streams."""
