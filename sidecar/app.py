@@ -2,8 +2,11 @@
 
 import contextlib
 import logging
+import os
 import signal
+import stat
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
@@ -30,6 +33,7 @@ _log = logging.getLogger(__name__)
 _DRAIN = 30.0
 _GOODBYE_GRACE = 1.0
 _STOP_GRACE = 0.5
+_OTHERS = 0o077
 
 
 async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -49,7 +53,14 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
         try:
             catalogue = Catalogue(grants, settings.limits.workers, settings.limits.calls, counters)
             policy = LocalPolicy(allowed_principals(insecure=settings.listen.insecure))
-            pipeline = Pipeline(catalogue, policy, SqliteIdempotencyStore(database), settings.limits.calls, counters)
+            pipeline = Pipeline(
+                catalogue,
+                policy,
+                SqliteIdempotencyStore(database),
+                settings.limits.calls,
+                counters,
+                max_frame_bytes=settings.limits.wire.max_frame_bytes,
+            )
             streams = Streams()
             wire_limits = settings.limits.wire
             callers = CallerHost(pipeline, streams, wire_limits, counters)
@@ -67,10 +78,13 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
                     _log.info("stopping: running calls have %g s", _DRAIN)
                     await listeners.health.set("", NOT_SERVING)
                     callers.drain(_DRAIN)
-                    await _drain(pipeline, signals, settings.limits.calls.cancel_grace)
+                    limits = settings.limits.calls
+                    await _drain(pipeline, signals, limits.cancel_grace + limits.teardown_grace)
                     with anyio.move_on_after(_GOODBYE_GRACE):
                         await catalogue.drain()
                     await listeners.stop(_STOP_GRACE)
+                    with anyio.move_on_after(limits.teardown_grace):
+                        await pipeline.requests.settled()
                 tasks.cancel_scope.cancel()
             catalogue.close()
         finally:
@@ -103,7 +117,7 @@ async def _tell_health(listeners: Listeners, catalogue: Catalogue) -> None:
         told = attached
 
 
-async def _drain(pipeline: Pipeline, signals: AsyncIterator[signal.Signals], cancel_grace: float) -> None:
+async def _drain(pipeline: Pipeline, signals: AsyncIterator[signal.Signals], end_grace: float) -> None:
     """Takes no new calls and lets running ones finish; when the time is up, or at a signal, cancels them."""
     pipeline.draining = True
 
@@ -119,7 +133,7 @@ async def _drain(pipeline: Pipeline, signals: AsyncIterator[signal.Signals], can
         tasks.cancel_scope.cancel()
     for call in tuple(pipeline.running):
         call.cancel(CancelReason.CANCEL_REASON_DRAIN)
-    with anyio.move_on_after(cancel_grace + _STOP_GRACE):
+    with anyio.move_on_after(end_grace + _STOP_GRACE):
         await pipeline.idle()
 
 
@@ -129,6 +143,8 @@ def _private_places(settings: Settings, *addresses: Address) -> Iterator[None]:
     places = [settings.state_dir / "lock"]
     sockets = [place.socket for place in addresses if place.socket is not None]
     places.extend(socket.with_name(socket.name + ".lock") for socket in sockets)
+    if len(set(places)) < len(places):
+        raise ConfigRefused("Callers and workers need a socket each; name two paths.")
     with contextlib.ExitStack() as held:
         for place in places:
             try:
@@ -138,7 +154,27 @@ def _private_places(settings: Settings, *addresses: Address) -> Iterator[None]:
                 raise ConfigRefused(f"Another sidecar is running at {place.parent}; stop it or use another.") from None
             except OSError as error:
                 raise ConfigRefused(f"{place} cannot be made: {error.strerror}; may this user write there?") from None
+        _check_private(settings.state_dir)
         for socket in sockets:
-            # Whoever made it is gone, since the lock was free.
-            socket.unlink(missing_ok=True)
+            _remove_left_socket(socket)
         yield
+
+
+def _check_private(directory: Path) -> None:
+    """Sees to it that nobody else may look into the state directory."""
+    state = directory.stat()
+    if state.st_uid != os.getuid():
+        raise ConfigRefused(f"{directory} belongs to another user; name a state_dir of this one's.")
+    if state.st_mode & _OTHERS:
+        raise ConfigRefused(f"{directory} is open to other users; close it with: chmod 700 {directory}")
+
+
+def _remove_left_socket(path: Path) -> None:
+    """Removes the socket of a sidecar that is gone, which it is since its lock was free. Nothing else is removed."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigRefused(f"{path} is there and is not a socket; name another path to listen at.")
+    path.unlink()

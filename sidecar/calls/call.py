@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _UNSAFE = Effects.EFFECTS_UNSAFE
 _RETRY_AFTER = 1.0
 _LEAST_TIME = 1e-9
+_OF_ONE_CALLER = frozenset((CancelReason.CANCEL_REASON_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
 
 _WHY_STOPPED = {
     CancelReason.CANCEL_REASON_CALLER: "The caller cancelled the call.",
@@ -114,6 +115,11 @@ class Call:
         """Counts something that happened in this call."""
         self._pipeline.counters.add(what)
 
+    @property
+    def attempts(self) -> int:
+        """How often its tool was invoked."""
+        return self._attempt
+
     # --- to an instance
 
     def limit_time(self, tool: Tool | None) -> None:
@@ -150,16 +156,11 @@ class Call:
             self._pipeline.clocks.set(self, self._until, now)
 
     async def route_and_settle(self) -> Frame | None:
-        """Routes the call and waits for its outcome, which is sent only by `deliver`; `None` if it was sent already.
-
-        :raises Refusal: if too many wait already.
-        """
-        if self.done:
+        """Routes the call and waits for its outcome, which is sent only by `deliver`; `None` if it was sent already."""
+        if self.done or self.tool is None:
             return None
-        loop = self._pipeline.loop
-        self.settlement = loop.create_future()
-        if self.tool is not None:
-            self.route(self.tool.workers, loop.time())
+        self.settlement = self._pipeline.loop.create_future()
+        self._route_again(self.tool)
         return await self.settlement
 
     def resolve_again(self) -> None:
@@ -184,7 +185,7 @@ class Call:
             assignment.release()
             self.fail(
                 FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
-                f"The arguments are over the {self._pipeline.limits.max_frame_bytes:,} bytes that a call carries.",
+                f"The arguments are over the {self._pipeline.max_frame_bytes:,} bytes that a call carries.",
                 NONE,
             )
 
@@ -221,7 +222,7 @@ class Call:
         assignment.release()
         cause = self._cause
         if cause is None:
-            self.settle(checked(frame, tool, self._pipeline.limits.max_frame_bytes))
+            self.settle(checked(frame, tool))
             return
         self._pipeline.counters.add("late_outcomes")
         cause.side_effects = effects_of(frame, tool)
@@ -244,15 +245,8 @@ class Call:
 
     def result_too_large(self) -> None:
         """The tool ended in an outcome that is over the limit."""
-        assignment, self._assignment = self._assignment, None
-        tool = self.tool
-        if assignment is None or tool is None:
-            self._pipeline.counters.add("late_outcomes")
-            return
-        assignment.release()
-        cause = self._cause or too_large(tool, self._pipeline.limits.max_frame_bytes, effects_of_return(tool))
-        cause.side_effects = effects_of_return(tool)
-        self.settle(failed(cause))
+        if self.tool is not None:
+            self.ended(failed(too_large(self.tool, self._pipeline.max_frame_bytes, effects_of_return(self.tool))))
 
     def lost(self) -> None:
         """The instance is gone, and took the tool with it if it was invoked."""
@@ -281,8 +275,12 @@ class Call:
     # --- from the caller, the clock and the house
 
     def cancel(self, reason: "CancelReason.ValueType") -> None:
-        """Asks the call to stop. The first reason counts; a finished call is left alone."""
-        if self._cause is not None or self.state in (CallState.SETTLING, CallState.DONE):
+        """Asks the call to stop. The first reason is the one; a finished call is left alone.
+
+        What a caller wishes, or the loss of its stream, ends that caller's part alone while others have joined.
+        """
+        if reason in _OF_ONE_CALLER and self.joiners and self.state not in (CallState.SETTLING, CallState.DONE):
+            self._hand_over()
             return
         message = _WHY_STOPPED.get(reason, _WHY_STOPPED[CancelReason.CANCEL_REASON_CALLER])
         self._decide(
@@ -411,7 +409,7 @@ class Call:
         if caller.overfull and frame.outcome.ByteSize() > pipeline.limits.large_outcome:
             frame = self._instead_of_large(frame, pipeline.limits.large_outcome)
         if not self.sink.send(frame):
-            frame = self._instead_of_large(frame, pipeline.limits.max_frame_bytes)
+            frame = self._instead_of_large(frame, pipeline.max_frame_bytes)
             self.sink.send(frame)
         pipeline.finished(self, frame)
         caller.in_flight -= 1
@@ -422,10 +420,9 @@ class Call:
     def _decide(self, cause: Failure, reason: "CancelReason.ValueType") -> None:
         """Fixes how the call ends. A tool that runs is asked to stop and given its grace; else this is the outcome."""
         if self._cause is not None or self.state in (CallState.SETTLING, CallState.DONE):
+            self._pipeline.counters.add("late_causes")
             return
         if self.state is not CallState.RUNNING or self._assignment is None:
-            if self.state is CallState.WAITING and self._attempt and self.tool is not None:
-                cause.side_effects = effects_of_attempt(self.tool)
             self.settle(failed(cause))
             return
         self._cause = cause
@@ -448,7 +445,7 @@ class Call:
         name = self.tool_name
         if tool is not None and self._attempt:
             self._fail_lost(tool)
-        elif workers is not None and workers.attached:
+        elif workers is not None and workers.brings(name):
             self.fail(
                 FailureKind.FAILURE_KIND_OVERLOADED,
                 f"Every instance that runs {name} is full; try again later.",
@@ -474,6 +471,21 @@ class Call:
             f"The worker was lost while {tool.name} ran; it is safe to run it again.",
             effects_of_attempt(tool),
             retryable=True,
+        )
+
+    def _hand_over(self) -> None:
+        """Lets the first joiner's caller have the call, and settles that of this one as cancelled."""
+        heir = (self.joiners or []).pop(0)
+        for name in ("caller", "sink", "tool_call_id", "started_sent", "joins"):
+            mine, its = getattr(self, name), getattr(heir, name)
+            setattr(self, name, its)
+            setattr(heir, name, mine)
+        self.caller.took_over(self)
+        heir.joined = None
+        heir.fail(
+            FailureKind.FAILURE_KIND_CANCELLED,
+            "The caller left the call, which goes on for another that made the same request.",
+            self.effects_so_far(),
         )
 
     def _settle_joiners(self, frame: Frame) -> None:

@@ -2,11 +2,15 @@
 
 import asyncio
 import heapq
+import logging
 from typing import Protocol
+
+_log = logging.getLogger(__name__)
 
 _NEAR = 10.0
 _FINE = 0.01
 _COARSE = 1.0
+_FAR = 600.0
 
 
 class Timed(Protocol):
@@ -23,8 +27,8 @@ class Clocks:
     """Keeps a due time for each of many things.
 
     Setting and clearing cost a set operation and no timer: near times share slots of 10 ms, far ones slots of a second
-    that come early. A slot stays until its time, so there are never more than the seconds ahead and a thousand. Times
-    are those of the event loop's clock, in seconds.
+    that come early, the farthest after ten minutes. A slot stays until its time, so there are never many more than a
+    thousand. Times are those of the event loop's clock, in seconds.
     """
 
     def __init__(self) -> None:
@@ -39,7 +43,7 @@ class Clocks:
     def set(self, timed: Timed, when: float, now: float) -> None:
         """Makes something due at a time instead of the one it had."""
         had = timed.due_slot
-        slot = (when // _FINE + 1) * _FINE if when - now < _NEAR else when // _COARSE * _COARSE
+        slot = (when // _FINE + 1) * _FINE if when - now < _NEAR else min(when, now + _FAR) // _COARSE * _COARSE
         if had is not None:
             if had == slot:
                 return
@@ -77,6 +81,9 @@ class Clocks:
             for timed in members:
                 timed.due_slot = None
             for timed in members:
-                timed.due(now)
+                try:
+                    timed.due(now)
+                except Exception:
+                    _log.exception("something that was due failed; what else is due goes on")
         if order and order[0] < self._armed:
             self._arm(order[0])

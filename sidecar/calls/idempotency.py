@@ -54,6 +54,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self._running)
 
+    async def settled(self) -> None:
+        """Waits until everything that is being recorded is recorded."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
     def enter(self, call: "Call", tool: Tool, key: str, go_on: Callable[[], None]) -> None:
         """Joins the running call of the same request, or finds out whether it ran before and, if not, runs it.
 

@@ -15,8 +15,6 @@ class CallLimits:
     """How long a cancelled tool has to end by itself."""
     teardown_grace: float = 5.0
     """How long what follows the tool's end may take before the outcome goes out without it."""
-    human_timeout: float = 600.0
-    """How long people may take to answer where the caller does not say."""
     worker_wait: float = 5.0
     """How long a call waits for a free instance."""
     waiting_per_set: int = 1_024
@@ -25,7 +23,5 @@ class CallLimits:
     """How many calls one caller's stream may have at once."""
     in_flight_per_subject: int = 1_024
     """How many calls one tenant's subject may have at once."""
-    max_frame_bytes: int = 1_024 * KIB
-    """The largest frame: what arguments and results have to fit into."""
     large_outcome: int = 64 * KIB
     """What an outcome may have while its stream is overfull."""

@@ -9,6 +9,7 @@ from typing import TypeVarTuple
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.admission import Admission
 from sidecar.calls.call import Call
 from sidecar.calls.clocks import Clocks
@@ -24,6 +25,7 @@ from sidecar.calls.tool import Tool
 from sidecar.policy import Policy
 from sidecar.scope import Principal, Scope, scope_of
 from sidecar.telemetry import Counters, Durations
+from sidecar.wire.limits import MIB
 
 _log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
@@ -48,9 +50,13 @@ class Pipeline:
         store: IdempotencyStore,
         limits: CallLimits,
         counters: Counters,
+        *,
+        max_frame_bytes: int = MIB,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
+        self.max_frame_bytes = max_frame_bytes
+        """The largest frame: what arguments and results have to fit into."""
         self.counters = counters
         self.durations = Durations()
         self.ids = Ids()
@@ -119,6 +125,8 @@ class Pipeline:
     def resolve_again(self, call: Call) -> None:
         """Takes a call that waited for its tool, or whose version of it has gone, through the gates from 3 on.
 
+        Policy, which does not look at versions, has had its say.
+
         :raises Refusal: if a gate refuses it now.
         """
         tool = self._catalogue.find(call.tool_name)
@@ -128,6 +136,10 @@ class Pipeline:
                 "The tool went away while the call waited for it; try again later.",
                 retryable=True,
                 retry_after=_RETRY_AFTER,
+            )
+        if call.attempts and tool.effects == Effects.EFFECTS_UNSAFE:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_WORKER_LOST, "The tool may not be run again in the version that is there now."
             )
         invocation = call.invocation
         if invocation is not None:

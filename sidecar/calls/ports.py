@@ -1,6 +1,6 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
@@ -28,10 +28,6 @@ class Caller(Protocol):
     """The caller's side of a stream, or of one unary call."""
 
     principal: Principal
-    can_answer: Collection[str]
-    """Methods of the reverse requests it answers."""
-    has_reverse: bool
-    """Whether there is a way back to it at all."""
     in_flight: int
     """Its unfinished calls, counted by the calls themselves."""
 
@@ -47,6 +43,10 @@ class Caller(Protocol):
 
     def finished(self, call: "Call") -> None:
         """A call's outcome was sent."""
+        ...
+
+    def took_over(self, call: "Call") -> None:
+        """A running call's sink is this caller's from now on, in place of one of its own that joined it."""
         ...
 
 
@@ -80,9 +80,8 @@ class WorkerSet(Protocol):
 
     name: str
 
-    @property
-    def attached(self) -> bool:
-        """Whether any instance is there to wait for."""
+    def brings(self, tool_name: str) -> bool:
+        """Whether an instance that takes calls has a tool of this name."""
         ...
 
     def place(self, call: "Call") -> None:

@@ -25,6 +25,8 @@ _KINDS_OF_TOOLS = frozenset(
     )
 )
 _ISSUES = 10
+_ISSUE_BYTES = 256
+_SAID = (NONE, POSSIBLE, COMMITTED)
 
 
 def effects_of_return(tool: Tool) -> "SideEffects.ValueType":
@@ -39,12 +41,14 @@ def effects_of_attempt(tool: Tool) -> "SideEffects.ValueType":
 
 def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
     """What a tool that ended in this frame says it has done to the world."""
-    if frame.outcome.HasField("failure"):
-        return frame.outcome.failure.side_effects or effects_of_attempt(tool)
-    return effects_of_return(tool)
+    outcome = frame.outcome
+    if outcome.HasField("failure"):
+        said = outcome.failure.side_effects
+        return said if said in _SAID else effects_of_attempt(tool)
+    return effects_of_return(tool) if outcome.HasField("result") else effects_of_attempt(tool)
 
 
-def checked(frame: Frame, tool: Tool, max_frame_bytes: int) -> Frame:
+def checked(frame: Frame, tool: Tool) -> Frame:
     """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead."""
     outcome = frame.outcome
     if outcome.HasField("result"):
@@ -53,7 +57,7 @@ def checked(frame: Frame, tool: Tool, max_frame_bytes: int) -> Frame:
         result = outcome.result
         if result.HasField("placed"):
             result.ClearField("placed")
-        if tool.ceiling < max_frame_bytes and (size := result.ByteSize()) > tool.ceiling:
+        if tool.ceiling is not None and (size := result.ByteSize()) > tool.ceiling:
             return failed(
                 failure(
                     FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
@@ -126,8 +130,17 @@ def _believed(frame: Frame, tool: Tool) -> Frame:
                 effects_of_attempt(tool),
             )
         )
+    frame.outcome.ClearField("uploaded_reference")
     reason.message = cut(reason.message)
-    if reason.side_effects not in (NONE, POSSIBLE, COMMITTED):
-        reason.side_effects = effects_of_attempt(tool)
-    del reason.issues[_ISSUES:]
+    reason.side_effects = effects_of(frame, tool)
+    if reason.retry_after.seconds < 0 or reason.retry_after.nanos < 0:
+        reason.ClearField("retry_after")
+    if reason.kind == FailureKind.FAILURE_KIND_INVALID_ARGUMENTS:
+        del reason.issues[_ISSUES:]
+        for issue in reason.issues:
+            issue.path, issue.rule, issue.message = (
+                cut(text, _ISSUE_BYTES) for text in (issue.path, issue.rule, issue.message)
+            )
+    else:
+        reason.ClearField("issues")
     return frame

@@ -26,7 +26,7 @@ class Tool:
     max_timeout: float | None
     concurrency: int | None
     """How many calls of it one instance runs at once; `None`: as many as the instance."""
-    ceiling: int
-    """The largest result in bytes."""
+    ceiling: int | None
+    """The largest result in bytes; `None`: as large as a frame."""
     unsupported: str | None
     """What the tool declares that this sidecar cannot do yet, as a word for its refusal; `None`: nothing."""

@@ -16,9 +16,6 @@ from sidecar.wire.outbox import Lane
 from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stream_error
 from sidecar.wire.stream import FrameStream
 
-_SMALLEST_FRAME = 4_096
-_METHODS = 64
-_METHOD_BYTES = 128
 _FORWARDED_REASONS = frozenset(
     (
         CancelReason.CANCEL_REASON_PARENT,
@@ -33,8 +30,6 @@ class ExecuteSession:
 
     def __init__(self, stream: FrameStream, pipeline: Pipeline, principal: Principal, wire_limits: WireLimits) -> None:
         self.principal = principal
-        self.can_answer: Collection[str] = ()
-        self.has_reverse = False
         self.in_flight = 0
         self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "start": self._start,
@@ -50,6 +45,7 @@ class ExecuteSession:
         self._wire_limits = wire_limits
         self._calls: dict[int, Call] = {}
         self._last_call = 0
+        self.large_bodies: Collection[str] = ()
         self._greeted = False
         self._half_closed = False
 
@@ -73,6 +69,12 @@ class ExecuteSession:
         if self._half_closed and not self._calls:
             self._stream.finish()
 
+    def took_over(self, call: Call) -> None:
+        """A call that runs already is this caller's now, in place of one that had joined it."""
+        lane = call.sink
+        if isinstance(lane, Lane):
+            self._calls[lane.call] = call
+
     # --- frames
 
     def _start(self, frame: Frame) -> None:
@@ -93,9 +95,11 @@ class ExecuteSession:
 
     def _cancel(self, frame: Frame) -> None:
         call = self._calls.get(frame.call)
-        if call is not None:
-            reason = frame.cancel.reason
-            call.cancel(reason if reason in _FORWARDED_REASONS else CancelReason.CANCEL_REASON_CALLER)
+        if call is None:
+            self._pipeline.counters.add("late_cancels")
+            return
+        reason = frame.cancel.reason
+        call.cancel(reason if reason in _FORWARDED_REASONS else CancelReason.CANCEL_REASON_CALLER)
 
     def _reply(self, _frame: Frame) -> None:
         self._pipeline.counters.add("late_replies")
@@ -117,10 +121,8 @@ class ExecuteSession:
             self._complain(StreamErrorReason.STREAM_ERROR_REASON_VERSION, "This sidecar speaks protocol 1.0.")
             self._stream.close()
             return
-        self.has_reverse = True
-        self.can_answer = frozenset(method for method in hello.can_answer[:_METHODS] if len(method) <= _METHOD_BYTES)
         if hello.HasField("max_frame_bytes"):
-            self._outbox.largest_frame = max(min(self._outbox.largest_frame, hello.max_frame_bytes), _SMALLEST_FRAME)
+            self._outbox.limit_frames(hello.max_frame_bytes)
         answer = Frame()
         answer.host_hello.version.CopyFrom(PROTOCOL)
         answer.host_hello.limits.CopyFrom(limits_message(self._wire_limits, self._pipeline.limits.in_flight_per_stream))
@@ -153,14 +155,10 @@ class ExecuteSession:
 
     def oversized(self, head: FrameHead) -> None:
         """A frame came that is over a limit: its call alone is refused."""
-        if head.body == "start":
+        if head.body in ("start", "follow"):
             lane = self._open(head.call)
             if lane is not None:
-                refusal = Refusal(
-                    FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
-                    f"The call has {head.size:,} bytes, and a frame has at most {self._wire_limits.max_frame_bytes:,}; "
-                    "hand large data over as an artifact.",
-                )
+                refusal = too_large(head.size, self._wire_limits.max_frame_bytes)
                 self._pipeline.refuse(refusal, self, lane)
             return
         call = self._calls.get(head.call)
@@ -174,6 +172,9 @@ class ExecuteSession:
         self._complain(
             reason, f"A message is a batch of frames of at most {self._wire_limits.max_message_bytes:,} bytes."
         )
+
+    def relieved(self) -> None:
+        """The caller reads again: it may start calls."""
 
     def half_closed(self) -> None:
         """The caller starts no more calls; running ones finish."""
@@ -197,3 +198,11 @@ class ExecuteSession:
 
     def _complain(self, reason: "StreamErrorReason.ValueType", message: str, call: int | None = None) -> None:
         self._stream.control(stream_error(reason, message, call), droppable=True)
+
+
+def too_large(size: int, largest: int) -> Refusal:
+    """What is said to a call that is over the largest frame."""
+    return Refusal(
+        FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
+        f"The call has {size:,} bytes, and one has at most {largest:,}; hand large data over as an artifact.",
+    )

@@ -14,6 +14,9 @@ from sidecar.telemetry import Counters
 _log = logging.getLogger(__name__)
 
 _MESSAGE = "The sidecar failed; its log says why."
+_NOT_READ = "The request could not be read; it is not the message that this method takes."
+_UNREADABLE = object()
+"""Stands for a request that could not be read: gRPC would tell the peer how its reading failed."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -32,7 +35,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         codec = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _tolerant(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
@@ -45,6 +48,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _unary(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Any) -> Any:
+            if request is _UNREADABLE:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NOT_READ)
             try:
                 return await behaviour(request, context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -59,6 +64,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if not inspect.isasyncgenfunction(behaviour):
 
             async def guarded(request: Any, context: Any) -> None:
+                if request is _UNREADABLE:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NOT_READ)
                 try:
                     await behaviour(request, context)
                 except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -71,6 +78,8 @@ class Guard(grpc.aio.ServerInterceptor):
             return guarded
 
         async def guarded_iterator(request: Any, context: Any) -> AsyncIterator[Any]:
+            if request is _UNREADABLE:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NOT_READ)
             try:
                 async for message in behaviour(request, context):
                     yield message
@@ -86,3 +95,17 @@ class Guard(grpc.aio.ServerInterceptor):
     def _count(self) -> None:
         self._counters.add("internal_errors")
         _log.exception("a handler failed")
+
+
+def _tolerant(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """A deserialiser that does not raise."""
+    if deserialise is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialise(data)
+        except Exception:
+            return _UNREADABLE
+
+    return read

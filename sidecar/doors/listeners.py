@@ -11,7 +11,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
+from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, execute_pb2
 from sidecar.doors.address import Address
 from sidecar.doors.guard import Guard
 from sidecar.doors.unsupported import unsupported_handler
@@ -59,7 +59,6 @@ class Listeners:
         execute = execute_pb2.DESCRIPTOR.services_by_name["ToolHostService"]
         artifacts = artifacts_pb2.DESCRIPTOR.services_by_name["ArtifactService"]
         admin = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
-        attach = attach_pb2.DESCRIPTOR.services_by_name["WorkerHostService"]
         self._callers.add_generic_rpc_handlers(
             (
                 tool_host,
@@ -69,11 +68,13 @@ class Listeners:
             )
         )
         self._workers.add_generic_rpc_handlers((worker_host, unsupported_handler(artifacts, ("Upload", "Download"))))
-        for server, services in ((self._callers, (execute, artifacts, admin)), (self._workers, (attach,))):
-            add_HealthServicer_to_server(self.health, server)
-            channelz.add_channelz_servicer(server)
-            names = [service.full_name for service in services]
-            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+        add_HealthServicer_to_server(self.health, self._callers)
+        add_HealthServicer_to_server(self.health, self._workers)
+        if callers.socket is not None:
+            # They tell of every connection, so they are for users of this machine.
+            channelz.add_channelz_servicer(self._callers)
+            names = [service.full_name for service in (execute, artifacts, admin)]
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._callers)
         addresses = (_bind(self._callers, callers), _bind(self._workers, workers))
         await self._callers.start()
         await self._workers.start()

@@ -22,6 +22,7 @@ from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import Listing
 from sidecar.doors.callers import CallerHost
+from sidecar.doors.execute import too_large
 from sidecar.doors.status import ENDING_CODES, refuse
 from sidecar.doors.unary import run_call
 from sidecar.policy import Policy
@@ -83,6 +84,9 @@ class ToolHost:
             context.set_details(ending.message)
 
     async def _call(self, request: CallRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> CallResponse:
+        largest = self._wire_limits.max_frame_bytes
+        if request.ByteSize() > largest:
+            await refuse(context, too_large(request.ByteSize(), largest).failure)
         started, outcome = await run_call(self._pipeline, self._principal_of(context), request.start)
         if outcome.WhichOneof("kind") == "failure":
             await refuse(context, outcome.failure)

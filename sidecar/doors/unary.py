@@ -1,7 +1,6 @@
 """The door of single calls: `Call`, without a stream."""
 
 import asyncio
-from collections.abc import Collection
 
 from sidecar._gen.pillion.v1.call_pb2 import Start, Started
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
@@ -17,8 +16,8 @@ class UnaryCaller:
 
     congested = False
     overfull = False
-    has_reverse = False
-    can_answer: Collection[str] = ()
+    call: Call | None = None
+    """What runs for it."""
 
     def __init__(self, principal: Principal) -> None:
         self.principal = principal
@@ -43,13 +42,17 @@ class UnaryCaller:
     def finished(self, call: Call) -> None:
         """The outcome was kept."""
 
+    def took_over(self, call: Call) -> None:
+        """Another call runs for this one."""
+        self.call = call
+
 
 async def run_call(pipeline: Pipeline, principal: Principal, start: Start) -> tuple[Started, Outcome]:
     """Runs one call to its outcome. Cancelling this cancels the call, as a lost stream does."""
     caller = UnaryCaller(principal)
-    call = pipeline.start(start, caller, caller)
+    caller.call = pipeline.start(start, caller, caller)
     try:
         return caller.started, await caller.outcome
     except asyncio.CancelledError:
-        call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
+        caller.call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
         raise

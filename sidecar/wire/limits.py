@@ -14,6 +14,8 @@ class WireLimits:
     """The largest frame; a larger one is refused alone, as a failure of its call."""
     max_inline_bytes: int = 64 * KIB
     """The largest payload that rides inside a frame: progress, inline artifacts, bus messages."""
+    envelope_bytes: int = 16 * KIB
+    """What stamps and a call's context may add to a frame that came at the limit."""
     max_message_bytes: int = 16 * MIB
     """The largest message; a larger one is refused whole, and each of its calls with it."""
     message_bytes: int = 256 * KIB
@@ -24,6 +26,8 @@ class WireLimits:
     """What a lane earns each turn towards its next frame."""
     frames_per_turn: int = 256
     """A reader hands on this many frames before others get the event loop."""
+    bytes_per_turn: int = 256 * KIB
+    """And about this many bytes of them."""
     progress_kept: int = 32
     """Undelivered progress frames kept a call."""
     undelivered_soft: int = 8 * MIB

@@ -12,6 +12,9 @@ from sidecar.wire.limits import WireLimits
 
 _log = logging.getLogger(__name__)
 
+_SMALLEST_LIMIT = 4_096
+_LONG = 64
+
 _MOST_COUNTED = 2**32 - 1
 
 _Report = tuple[bytes, int]
@@ -49,8 +52,8 @@ class Lane:
         self.handed_over = 0
         """How many frames were handed to the transport."""
         self._outbox = outbox
-        # A list: a lane holds few frames, and there is a lane for each call.
-        self._frames: list[bytes | _Report] = []
+        # A list: a lane holds few frames, and there is a lane for each call. A long one becomes a deque.
+        self._frames: list[bytes | _Report] | deque[bytes | _Report] = []
         self._lost = 0
         self._credit = 0
 
@@ -75,7 +78,7 @@ class Lane:
     def report(self, frame: Frame) -> None:
         """Queues a progress frame. Older ones of this lane give way when too many wait, and the next frame says so.
 
-        One that is over the largest for progress, or comes while the outbox is overfull, is dropped and counted so.
+        One whose payload is over the largest, or that comes while the outbox is overfull, is dropped and counted so.
         """
         outbox = self._outbox
         lost = self._lost
@@ -88,9 +91,15 @@ class Lane:
         frame.time_unix_nano = time_ns()
         data = frame.SerializeToString()
         size = len(data)
-        if size > outbox.largest_report or size > outbox.largest_frame or outbox.undelivered_bytes > outbox.hard:
+        if size > outbox.largest_report and (
+            size > outbox.largest_frame or len(frame.progress.payload) > outbox.largest_report
+        ):
             self._lost = lost + 1
-            outbox.dropped(size)
+            outbox.dropped_as_oversized(size)
+            return
+        if outbox.undelivered_bytes > outbox.hard:
+            self._lost = lost + 1
+            outbox.coalesced += 1
             return
         self._lost = 0
         outbox._queue(self, (data, lost), size)
@@ -148,10 +157,10 @@ class Outbox:
     """
 
     def __init__(self, limits: WireLimits, on_ready: Callable[[], None]) -> None:
-        self.largest_frame = limits.max_frame_bytes
-        """The largest frame the peer takes; a peer may ask for less than the limit."""
-        self.largest_report = limits.max_inline_bytes
-        """The largest progress frame, if the peer takes frames that large; a larger one is dropped."""
+        self.largest_frame = limits.max_frame_bytes + limits.envelope_bytes
+        """The largest frame that is sent: one that came at the limit, stamped; less where the peer asks for less."""
+        self.largest_report = min(limits.max_inline_bytes, limits.max_frame_bytes)
+        """The largest payload of progress; a larger one is dropped."""
         self.soft = limits.undelivered_soft
         self.hard = limits.undelivered_hard
         self.progress_kept = limits.progress_kept
@@ -170,6 +179,7 @@ class Outbox:
         self._turns: deque[Lane] = deque()
         self._writing = 0
         self._abandoned = False
+        self._calls_abandoned = False
 
     @property
     def empty(self) -> bool:
@@ -252,18 +262,31 @@ class Outbox:
         self.undelivered_bytes -= self._writing
         self._writing = 0
 
-    def dropped(self, size: int) -> None:
-        """Counts a progress frame of this size that was not queued; warns of the first that was too large."""
+    def limit_frames(self, most: int) -> None:
+        """Sends no larger frames than the peer says it takes; never less than what an outcome needs to say why."""
+        self.largest_frame = max(min(self.largest_frame, most), _SMALLEST_LIMIT)
+        self.largest_report = min(self.largest_report, self.largest_frame)
+
+    def dropped_as_oversized(self, size: int) -> None:
+        """Counts a progress frame of this size that was not queued; warns of the first."""
         self.coalesced += 1
-        largest = min(self.largest_report, self.largest_frame)
-        if size > largest:
-            self.oversized_reports += 1
-            if self.oversized_reports == 1:
-                _log.warning("a progress frame of %d bytes was dropped; it may have %d", size, largest)
+        self.oversized_reports += 1
+        if self.oversized_reports == 1:
+            _log.warning("a progress frame of %d bytes was dropped; its payload may have %d", size, self.largest_report)
+
+    def abandon_calls(self) -> None:
+        """Drops what is queued on lanes, and what is queued on them from now on. The control lane goes on."""
+        self._calls_abandoned = True
+        for lane in self._turns:
+            self.undelivered_bytes -= sum(
+                len(entry) if isinstance(entry, bytes) else len(entry[0]) for entry in lane._frames
+            )
+            lane._frames.clear()
+        self._turns.clear()
 
     def abandon(self) -> None:
         """Drops all that is queued, and what is queued from now on."""
-        self._abandoned = True
+        self._abandoned = self._calls_abandoned = True
         self._control.clear()
         for lane in self._turns:
             lane._frames.clear()
@@ -275,12 +298,16 @@ class Outbox:
         return OutboxStatistics(len(self._turns), self.undelivered_bytes, self.messages, self.frames, self.coalesced)
 
     def _queue(self, lane: Lane, entry: bytes | _Report, size: int) -> None:
-        if self._abandoned:
+        if self._calls_abandoned:
             return
         self.undelivered_bytes += size
         frames = lane._frames
         frames.append(entry)
-        if len(frames) == 1:
+        waiting = len(frames)
+        if waiting == _LONG:
+            # Taking the first out of a long list moves all others.
+            lane._frames = deque(frames)
+        elif waiting == 1:
             turns = self._turns
             turns.append(lane)
             if len(turns) == 1 and not self._control:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
@@ -24,7 +24,9 @@ class Receiver(Protocol):
     """Takes what comes in on a stream. Nothing here may wait; an exception is logged, and the stream goes on."""
 
     handlers: Mapping[str | None, Callable[[Frame], None]]
-    """What to do with a frame, by the name of its body. Pings and pongs are the stream's own."""
+    """What to do with a frame, by the name of its body. Looked at for each frame; pings and pongs are the stream's."""
+    large_bodies: Collection[str]
+    """Bodies of frames that may fill a whole message, because they come once and not for a call."""
 
     def misdirected(self, frame: Frame, body: str) -> None:
         """A frame came whose body has no handler: it is illegal in this direction."""
@@ -36,6 +38,10 @@ class Receiver(Protocol):
 
     def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
         """A message came that is too large or no batch of frames. Follows `oversized` for what could be told of it."""
+        ...
+
+    def relieved(self) -> None:
+        """So much was taken by the peer that the outbox is no longer congested."""
         ...
 
     def half_closed(self) -> None:
@@ -72,6 +78,7 @@ class FrameStream:
         self._unanswered = 0
         self._next_ping = 0.0
         self._finishing = False
+        self._closed = False
         self._ended = False
         self._writing_since: float | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -93,7 +100,8 @@ class FrameStream:
         self._wake()
 
     def close(self) -> None:
-        """Ends the stream once what is queued is written, and reads no more."""
+        """Ends the stream once what is queued is written, and reads no more, not even the rest of a message."""
+        self._closed = True
         self.finish()
         if self._reader is not None:
             self._reader.cancel()
@@ -189,7 +197,10 @@ class FrameStream:
             except StreamLost:
                 return
             self._writing_since = None
+            was_congested = outbox.congested
             outbox.delivered()
+            if was_congested and not outbox.congested and self._receiver is not None:
+                self._tell(self._receiver.relieved)
             if self._room is not None and not self._room.done() and not outbox.overfull:
                 self._room.set_result(None)
 
@@ -197,8 +208,7 @@ class FrameStream:
         read = self._transport.read
         largest_frame = self._limits.max_frame_bytes
         largest_message = self._limits.max_message_bytes
-        per_turn = self._limits.frames_per_turn
-        handlers = receiver.handlers
+        most_a_turn = self._limits.frames_per_turn
         while True:
             message = await read()
             if message is None:
@@ -215,13 +225,19 @@ class FrameStream:
                 self._tell(receiver.unreadable, StreamErrorReason.STREAM_ERROR_REASON_MALFORMED_MESSAGE)
                 continue
             del message
+            # Large frames take longer to handle, so fewer of them are handled in a turn.
+            per_turn = min(most_a_turn, max(len(frames) * self._limits.bytes_per_turn // (size + 1), 1))
             for number, frame in enumerate(frames, 1):
                 body = frame.WhichOneof("body")
-                if size > largest_frame and (frame_size := frame.ByteSize()) > largest_frame:
+                if (
+                    size > largest_frame
+                    and (frame_size := frame.ByteSize()) > largest_frame
+                    and body not in receiver.large_bodies
+                ):
                     self._counters.add("oversized_frames")
                     self._tell(receiver.oversized, FrameHead(frame.call, body, frame_size, frame))
                     continue
-                handle = handlers.get(body)
+                handle = receiver.handlers.get(body)
                 try:
                     if handle is not None:
                         handle(frame)
@@ -230,6 +246,8 @@ class FrameStream:
                 except Exception:
                     self._counters.add("internal_errors")
                     _log.exception("a frame could not be handled and was dropped")
+                if self._closed:
+                    return
                 if not number % per_turn:
                     await asyncio.sleep(0)
             if self.outbox.overfull:
@@ -255,7 +273,8 @@ class FrameStream:
             answer.pong.nonce = frame.ping.nonce
             self.control(answer, droppable=True)
         elif body == "pong":
-            self._unanswered = 0
+            if self._unanswered and frame.pong.nonce == self._pings:
+                self._unanswered = 0
         else:
             receiver.misdirected(frame, body)
 

@@ -17,6 +17,7 @@ _NAME_SHOWN = 64
 _DESCRIPTION_BYTES = 16_384
 _TEXT_BYTES = 256
 _DECLARATIONS = 16
+_SERVICE_BYTES = 128
 _HOLDABLE = (TeardownScope.TEARDOWN_SCOPE_RUN, TeardownScope.TEARDOWN_SCOPE_SESSION)
 
 
@@ -29,7 +30,6 @@ def admit(
     workers: WorkerSet,
     owner_of: dict[str, WorkerSet],
     limits: WorkerLimits,
-    max_frame_bytes: int,
 ) -> tuple[dict[str, Tool], list[RefusedTool]]:
     """Those that are admitted, by name, and those that are not, with the reason. One bad tool harms no other.
 
@@ -42,7 +42,7 @@ def admit(
         try:
             _check_room(name, admitted, limits)
             _check_name(name, workers, owner_of)
-            admitted[name] = _version(descriptor, workers, max_frame_bytes)
+            admitted[name] = _version(descriptor, workers)
         except (ToolRefused, SchemaRefused) as reason:
             refused.append(RefusedTool(name=name[:_NAME_SHOWN], reason=str(reason)))
     return admitted, refused
@@ -65,7 +65,7 @@ def _check_name(name: str, workers: WorkerSet, owner_of: dict[str, WorkerSet]) -
         raise ToolRefused(f"Worker {owner.name} has a tool of this name already; rename one of them.")
 
 
-def _version(descriptor: ToolDescriptor, workers: WorkerSet, max_frame_bytes: int) -> Tool:
+def _version(descriptor: ToolDescriptor, workers: WorkerSet) -> Tool:
     digest = hashlib.sha256(descriptor.SerializeToString(deterministic=True)).digest()
     current = workers.tools.get(descriptor.name)
     if current is not None and current.digest == digest:
@@ -86,7 +86,7 @@ def _version(descriptor: ToolDescriptor, workers: WorkerSet, max_frame_bytes: in
         default_timeout=_timeout(kept, "default_timeout"),
         max_timeout=_timeout(kept, "max_timeout"),
         concurrency=_concurrency(kept),
-        ceiling=kept.result_ceiling_bytes if kept.HasField("result_ceiling_bytes") else max_frame_bytes,
+        ceiling=kept.result_ceiling_bytes if kept.HasField("result_ceiling_bytes") else None,
         unsupported=_unsupported(kept),
     )
 
@@ -99,6 +99,8 @@ def _check_texts(descriptor: ToolDescriptor) -> None:
             raise ToolRefused(f"Its {field} is over {_TEXT_BYTES} bytes.")
     if len(descriptor.needs) > _DECLARATIONS or len(descriptor.wants) > _DECLARATIONS:
         raise ToolRefused(f"It declares over {_DECLARATIONS} needs or wants.")
+    if any(len(need.service.encode()) > _SERVICE_BYTES for need in descriptor.needs):
+        raise ToolRefused(f"It needs a service whose name is over {_SERVICE_BYTES} bytes.")
     if len({need.service for need in descriptor.needs}) < len(descriptor.needs):
         raise ToolRefused("It needs two credentials of one service.")
     if descriptor.HasField("placement") and not descriptor.placement.over_bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -10,7 +10,7 @@ from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import LogLevel, RefusedTool, WorkerHello
 from sidecar.calls.outbound import refused
-from sidecar.calls.outcome import cut
+from sidecar.calls.outcome import cut, one_line
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
 from sidecar.wire.batch import FrameHead
@@ -20,7 +20,7 @@ from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stre
 from sidecar.wire.stream import FrameStream
 from sidecar.workers.admission import admit
 from sidecar.workers.catalogue import Catalogue
-from sidecar.workers.instance import Assignment, Instance
+from sidecar.workers.instance import Assignment, Instance, InstanceState
 from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.worker_set import WorkerSet
 
@@ -30,7 +30,7 @@ _worker_log = logging.getLogger("pillion.worker")
 _LOG_LINE_BYTES = 8_192
 _LOG_FIELDS = 32
 _LOG_FIELD_BYTES = 256
-_SMALLEST_FRAME = 4_096
+_REGISTRATIONS = 65_536
 _LEVELS = {
     LogLevel.LOG_LEVEL_DEBUG: logging.DEBUG,
     LogLevel.LOG_LEVEL_WARNING: logging.WARNING,
@@ -49,22 +49,23 @@ class AttachSession:
         wire_limits: WireLimits,
         counters: Counters,
     ) -> None:
+        self.large_bodies: Collection[str] = frozenset(("worker_hello", "tools_changed"))
+        """Frames that may fill a message: a worker's tools do not come in parts."""
         self.ending: Ending | None = None
         """Why the sidecar ended the stream, with a sentence for the worker; `None` while it did not."""
-        self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
+        self.handlers: Mapping[str | None, Callable[[Frame], None]] = {"worker_hello": self._hello}
+        self._handlers_once_welcome: Mapping[str | None, Callable[[Frame], None]] = {
             "progress": self._progress,
             "outcome": self._outcome,
             "outbound_request": self._outbound_request,
             "register_teardown": self._register_teardown,
             "log": self._log,
             "output": self._output,
-            "worker_hello": self._hello,
+            "worker_hello": self._second_hello,
             "tools_changed": self._tools_changed,
             "teardown_done": self._teardown_done,
             "goodbye": self._goodbye,
         }
-        self._largest_report = wire_limits.max_inline_bytes
-        self._largest_message = wire_limits.max_message_bytes
         self._stream = stream
         self._catalogue = catalogue
         self._limits = limits
@@ -111,8 +112,8 @@ class AttachSession:
             assignment.call.registering(frame)
 
     def _log(self, frame: Frame) -> None:
-        if self._instance is None:
-            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+        instance = self._instance
+        if instance is None:
             return
         if not self._may_log():
             self._counters.add("dropped_log_lines")
@@ -123,13 +124,18 @@ class AttachSession:
         call = assignment.call if assignment is not None else None
         _worker_log.log(
             _LEVELS.get(line.level, logging.INFO),
-            "%s",
-            cut(line.message, _LOG_LINE_BYTES),
+            "%s %s: %s",
+            instance.id,
+            call.execution_id if call is not None else "-",
+            one_line(cut(line.message, _LOG_LINE_BYTES)),
             extra={
-                "worker": self._instance.workers.name,
-                "instance": self._instance.id,
+                "worker": instance.workers.name,
+                "instance": instance.id,
                 "execution_id": call.execution_id if call is not None else None,
-                "fields": {cut(name, _LOG_FIELD_BYTES): cut(value, _LOG_FIELD_BYTES) for name, value in fields},
+                "fields": {
+                    one_line(cut(name, _LOG_FIELD_BYTES)): one_line(cut(value, _LOG_FIELD_BYTES))
+                    for name, value in fields
+                },
             },
         )
 
@@ -149,20 +155,14 @@ class AttachSession:
         return self._log_lines <= self._limits.log_lines_per_second
 
     def _late(self, counter: str) -> None:
-        if self._instance is None:
-            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
-        else:
-            self._counters.add(counter)
+        self._counters.add(counter)
 
     # --- frames of the stream
 
+    def _second_hello(self, _frame: Frame) -> None:
+        self._complain("A worker says hello once.")
+
     def _hello(self, frame: Frame) -> None:
-        if self._instance is not None:
-            self._stream.control(
-                stream_error(StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, "A worker says hello once."),
-                droppable=True,
-            )
-            return
         hello = frame.worker_hello
         workers = self._catalogue.sets.get(hello.worker)
         if workers is None or not workers.grant.admits(hello.token):
@@ -171,6 +171,12 @@ class AttachSession:
             return
         if agreed_version(hello) is None:
             self._turn(EndingReason.PROTOCOL, "This sidecar speaks protocol 1.0, which the worker does not.")
+            return
+        if len(hello.tools) > self._limits.most_tools or len(hello.reattach.registrations) > _REGISTRATIONS:
+            self._turn(
+                EndingReason.PROTOCOL,
+                f"A worker brings at most {self._limits.most_tools:,} tools and {_REGISTRATIONS:,} registrations.",
+            )
             return
         concurrency = hello.concurrency if hello.HasField("concurrency") else self._limits.concurrency
         if not 0 < concurrency <= self._limits.most_concurrency:
@@ -188,12 +194,12 @@ class AttachSession:
         if earlier is not None:
             workers.replace(earlier)
         if hello.HasField("max_frame_bytes"):
-            outbox = self._stream.outbox
-            outbox.largest_frame = max(min(outbox.largest_frame, hello.max_frame_bytes), _SMALLEST_FRAME)
+            self._stream.outbox.limit_frames(hello.max_frame_bytes)
         tools, turned_away = self._admitted(hello.tools, workers)
         instance = self._instance = Instance(workers, self._stream, concurrency, earlier)
         self._running = instance.running
-        workers.attach(instance, tools)
+        self.handlers = self._handlers_once_welcome
+        workers.attach(instance, tools, again=earlier is not None)
         # Frames of the stream itself go before those of calls, so no invoke overtakes the welcome.
         self._stream.control(self._welcome(instance, turned_away))
         for registration in hello.reattach.registrations:
@@ -204,10 +210,14 @@ class AttachSession:
 
     def _tools_changed(self, frame: Frame) -> None:
         instance = self._instance
-        if instance is None:
-            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+        if instance is None or instance.state is not InstanceState.ACTIVE:
+            self._complain("An instance that drains or leaves keeps the tools it has.")
             return
-        tools, turned_away = self._admitted(frame.tools_changed.tools, instance.workers)
+        descriptors = frame.tools_changed.tools
+        if len(descriptors) > self._limits.most_tools:
+            self._complain(f"A worker brings at most {self._limits.most_tools:,} tools; it keeps those it has.")
+            return
+        tools, turned_away = self._admitted(descriptors, instance.workers)
         instance.workers.change_tools(instance, tools)
         self._stream.control(self._welcome(instance, turned_away))
 
@@ -215,17 +225,13 @@ class AttachSession:
         self._late("late_teardowns")
 
     def _goodbye(self, _frame: Frame) -> None:
-        if self._instance is None:
-            self._stream.finish()
-        else:
+        if self._instance is not None:
             self._instance.workers.leave(self._instance)
 
     def _admitted(
         self, descriptors: Iterable[ToolDescriptor], workers: WorkerSet
     ) -> tuple[dict[str, Tool], list[RefusedTool]]:
-        admitted, turned_away = admit(
-            descriptors, workers, self._catalogue.owners(), self._limits, self._wire_limits.max_frame_bytes
-        )
+        admitted, turned_away = admit(descriptors, workers, self._catalogue.owners(), self._limits)
         for tool in turned_away:
             self._counters.add("refused_tools")
             _log.warning("worker %s: tool %s was refused: %s", workers.name, tool.name, tool.reason)
@@ -254,34 +260,35 @@ class AttachSession:
         elif assignment is not None and assignment.call is not None:
             assignment.call.broke_protocol(f"The worker sent a {body} frame, which is not a worker's to send.")
         else:
-            self._stream.control(
-                stream_error(
-                    StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL,
-                    f"A {body} frame is not a worker's to send.",
-                    frame.call,
-                ),
-                droppable=True,
-            )
+            self._complain(f"A {body} frame is not a worker's to send.", frame.call)
 
     def oversized(self, head: FrameHead) -> None:
         """A frame came that is over a limit: its call alone is harmed."""
+        largest = self._wire_limits.max_frame_bytes
         assignment = self._running.get(head.call)
-        call = assignment.call if assignment is not None else None
-        if call is None or head.body == "progress":
-            self._counters.add("oversized_reports")
-            _log.warning("a frame of %d bytes was dropped; progress is at most %d", head.size, self._largest_report)
+        if self._instance is None:
+            self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
+        elif assignment is None:
+            self._complain(f"A frame has at most {largest:,} bytes, and this one had {head.size:,}.", head.call)
+        elif head.body == "progress":
+            self._counters.add("oversized_progress")
+            _log.warning("a progress frame of %d bytes was dropped", head.size)
+        elif assignment.call is None:
+            if head.body == "outcome":
+                assignment.release()
+            self._counters.add("late_outcomes" if head.body == "outcome" else "late_requests")
         elif head.body == "outcome":
-            call.result_too_large()
-        elif head.body == "outbound_request" and head.frame is not None and assignment is not None:
+            assignment.call.result_too_large()
+        elif head.body == "outbound_request" and head.frame is not None:
             assignment.send(
                 refused(
                     head.frame.outbound_request.request_id,
                     ReplyErrorCode.REPLY_ERROR_CODE_INVALID,
-                    f"The request is over the {self._wire_limits.max_frame_bytes:,} bytes that a frame may have.",
+                    f"The request is over the {largest:,} bytes that a frame may have.",
                 )
             )
         else:
-            call.broke_protocol("The worker sent a frame that is over the largest.")
+            assignment.call.broke_protocol("The worker sent a frame that is over the largest.")
 
     def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
         """A message came that cannot be read: told, and the second time the instance is given up."""
@@ -290,9 +297,16 @@ class AttachSession:
             self._quarantine("The worker sent messages that are too large or no batches of frames.")
         else:
             self._stream.control(
-                stream_error(reason, f"A message is a batch of frames of at most {self._largest_message:,} bytes."),
+                stream_error(
+                    reason, f"A message is a batch of frames of at most {self._wire_limits.max_message_bytes:,} bytes."
+                ),
                 droppable=True,
             )
+
+    def relieved(self) -> None:
+        """The worker reads again: its slots can be given calls."""
+        if self._instance is not None:
+            self._instance.workers.slot_freed()
 
     def half_closed(self) -> None:
         """The worker will send no more: what it runs can get no outcome."""
@@ -309,6 +323,11 @@ class AttachSession:
         self._hello_timer.cancel()
         if self._instance is not None:
             self._instance.workers.lose(self._instance)
+
+    def _complain(self, message: str, call: int | None = None) -> None:
+        self._stream.control(
+            stream_error(StreamErrorReason.STREAM_ERROR_REASON_PROTOCOL, message, call), droppable=True
+        )
 
     def _quarantine(self, reason: str) -> None:
         self._counters.add("quarantined_instances")

@@ -111,8 +111,7 @@ class Instance:
         self._last_call += 1
         lane = self.stream.lane(self._last_call)
         assignment = self.running[self._last_call] = Assignment(self, lane, call, tool.name)
-        if tool.concurrency is not None:
-            self._running_by_tool[tool.name] = self._running_by_tool.get(tool.name, 0) + 1
+        self._running_by_tool[tool.name] = self._running_by_tool.get(tool.name, 0) + 1
         return assignment
 
     def free(self, call_id: int, assignment: Assignment) -> None:
@@ -121,9 +120,7 @@ class Instance:
             return
         if assignment.call is None:
             self.leaked -= 1
-        by_tool = self._running_by_tool
-        if assignment.tool_name in by_tool:
-            by_tool[assignment.tool_name] -= 1
+        self._running_by_tool[assignment.tool_name] -= 1
         if self.state is InstanceState.LEAVING:
             self.finish_when_idle()
         self.workers.slot_freed()

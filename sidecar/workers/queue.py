@@ -1,7 +1,6 @@
 """Calls that wait for a worker set, in order and fair by subject."""
 
 from collections import deque
-from collections.abc import Callable
 
 from sidecar.calls.call import Call
 from sidecar.scope import Owner
@@ -10,13 +9,12 @@ _NOBODY = Owner(None, "")
 
 
 class FairQueue:
-    """Waiting calls. Each subject's calls keep their order, and subjects take turns."""
+    """Calls that wait for one tool. Each subject's calls keep their order, and subjects take turns."""
 
     def __init__(self) -> None:
         self._by_owner: dict[Owner, deque[Call]] = {}
         self._turns: deque[Owner] = deque()
         self._count = 0
-        self._serving = False
 
     def __len__(self) -> int:
         return self._count
@@ -31,39 +29,40 @@ class FairQueue:
         calls.append(call)
         self._count += 1
 
-    def remove(self, call: Call) -> None:
-        """Takes a call out, if it is there."""
+    def first(self) -> Call:
+        """The call whose turn it is. There must be one."""
+        return self._by_owner[self._turns[0]][0]
+
+    def pop(self) -> Call:
+        """Takes out the call whose turn it is; the next turn is another subject's. There must be one."""
+        owner = self._turns[0]
+        self._turns.rotate(-1)
+        call = self._by_owner[owner].popleft()
+        self._left(owner)
+        return call
+
+    def pop_newest(self) -> Call:
+        """Takes out the newest call of the subject that has the most. There must be one."""
+        owner = max(self._by_owner, key=lambda owner: len(self._by_owner[owner]))
+        call = self._by_owner[owner].pop()
+        self._left(owner)
+        return call
+
+    def remove(self, call: Call) -> bool:
+        """Takes a call out; answers whether it was there."""
         owner = _owner(call)
         calls = self._by_owner.get(owner)
-        if calls is not None and call in calls:
-            calls.remove(call)
-            self._count -= 1
-            if not calls:
-                del self._by_owner[owner]
-                self._turns.remove(owner)
+        if calls is None or call not in calls:
+            return False
+        calls.remove(call)
+        self._left(owner)
+        return True
 
-    def serve(self, ready: Callable[[Call], bool], take: Callable[[Call], None]) -> None:
-        """Takes every call that is ready out, one of each subject in turn; a subject's first call holds up its others.
-
-        `take` may push and remove calls; what it makes ready is served by the same walk.
-        """
-        if self._serving:
-            return
-        self._serving = True
-        try:
-            misses = 0
-            while misses < len(self._turns):
-                owner = self._turns[0]
-                self._turns.rotate(-1)
-                call = self._by_owner[owner][0]
-                if not ready(call):
-                    misses += 1
-                    continue
-                misses = 0
-                self.remove(call)
-                take(call)
-        finally:
-            self._serving = False
+    def _left(self, owner: Owner) -> None:
+        self._count -= 1
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+            self._turns.remove(owner)
 
 
 def _owner(call: Call) -> Owner:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
@@ -40,7 +41,9 @@ class WorkerSet:
         self._limits = limits
         self._call_limits = call_limits
         self._on_change = on_change
-        self._waiting = FairQueue()
+        self._waiting: dict[str, FairQueue] = {}
+        """Calls that wait, by tool. No queue in here is empty."""
+        self._serving: set[str] = set()
         self._unlisting: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -51,7 +54,14 @@ class WorkerSet:
     @property
     def waiting(self) -> int:
         """How many calls wait."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
+
+    def brings(self, tool_name: str) -> bool:
+        """Whether an instance that takes calls has a tool of this name."""
+        return any(
+            instance.state is InstanceState.ACTIVE and tool_name in instance.tools
+            for instance in self.instances.values()
+        )
 
     def place(self, call: Call) -> None:
         """Gives the call an instance, now or when one is free.
@@ -59,45 +69,99 @@ class WorkerSet:
         :raises Refusal: as OVERLOADED if too many wait already.
         """
         tool = call.tool
-        if tool is not None and not self._waiting:
+        if tool is not None and tool.name not in self._waiting:
             instance = self._choose(tool)
             if instance is not None:
                 call.placed(instance.assign(call, tool))
                 return
-        if len(self._waiting) >= self._call_limits.waiting_per_set:
-            raise Refusal(
-                FailureKind.FAILURE_KIND_OVERLOADED,
-                f"{len(self._waiting):,} calls wait for this tool's worker, which is the most; try again later.",
-                retryable=True,
-                retry_after=_RETRY_AFTER,
-            )
+        self._make_room(call)
         self.counters.add("waits")
-        self._waiting.push(call)
-        self.serve()
+        self._waiting.setdefault(call.tool_name, FairQueue()).push(call)
+        self._serve(call.tool_name)
 
     def withdraw(self, call: Call) -> None:
         """Takes back a call that waits, if it does."""
-        self._waiting.remove(call)
+        queue = self._waiting.get(call.tool_name)
+        if queue is not None and queue.remove(call):
+            self._drop_if_empty(call.tool_name, queue)
 
     def slot_freed(self) -> None:
-        """A slot became free."""
+        """A slot became free, or an instance can be written to again."""
         if self._waiting:
             self.serve()
 
     def serve(self) -> None:
-        """Gives waiting calls what has become free, or the newer version of their tool."""
-        if self._waiting:
-            self._waiting.serve(self._ready, self._take)
+        """Gives waiting calls what has become free, or the newer version of their tool. Tools take turns."""
+        for name in tuple(self._waiting):
+            self._serve(name)
+
+    def _serve(self, name: str) -> None:
+        """Serves the calls that wait for one tool, up to the first that still has to."""
+        if name in self._serving:
+            # A call that is served came back to wait; the walk under way meets it again.
+            return
+        self._serving.add(name)
+        try:
+            while (queue := self._waiting.get(name)) is not None:
+                tool = queue.first().tool
+                current = self.tools.get(name)
+                instance = self._choose(current) if current is not None else None
+                if current is None or (tool is current and instance is None):
+                    return
+                call = queue.pop()
+                self._drop_if_empty(name, queue)
+                if tool is not current:
+                    call.resolve_again()
+                elif instance is not None:
+                    call.placed(instance.assign(call, current))
+        finally:
+            self._serving.discard(name)
+
+    def _make_room(self, call: Call) -> None:
+        """Sees to it that a call may wait: when all places are taken, the tool with the most waiting calls gives one.
+
+        :raises Refusal: if there is no place, and this call's tool has as many as any.
+        """
+        most = self._call_limits.waiting_per_set
+        if self.waiting < most:
+            return
+        largest = max(self._waiting.values(), key=len)
+        mine = self._waiting.get(call.tool_name)
+        refusal = Refusal(
+            FailureKind.FAILURE_KIND_OVERLOADED,
+            f"{most:,} calls wait for this tool's worker, which is the most; try again later.",
+            retryable=True,
+            retry_after=_RETRY_AFTER,
+        )
+        if len(largest) - 1 <= (len(mine) if mine is not None else 0):
+            raise refusal
+        largest.pop_newest().refused(refusal.failure)
+
+    def _drop_if_empty(self, name: str, queue: FairQueue) -> None:
+        if not queue and self._waiting.get(name) is queue:
+            del self._waiting[name]
 
     # --- instances come and go
 
-    def attach(self, instance: Instance, tools: dict[str, Tool]) -> None:
-        """An instance is there with these tools. Those that host another version of one of them drain."""
+    def attach(self, instance: Instance, tools: dict[str, Tool], *, again: bool) -> None:
+        """An instance is there with these tools; `again`: it was lost, and came back.
+
+        Those that host another version of one of them drain: a new instance's version is the newer one. One that came
+        back with a version that others have left behind drains itself.
+        """
         self.instances[instance.id] = instance
-        self.change_tools(instance, tools)
+        outdated = again and any(
+            (current := self.tools.get(name)) is not None and current is not tool and self._has_active(current)
+            for name, tool in tools.items()
+        )
+        if outdated:
+            instance.tools = {name: tool.digest for name, tool in tools.items()}
+            self.drain(instance)
+        else:
+            self.change_tools(instance, tools)
 
     def change_tools(self, instance: Instance, tools: dict[str, Tool]) -> None:
-        """An instance has these tools from now on."""
+        """An instance that takes calls has these tools from now on."""
         dropped = instance.tools.keys() - tools.keys()
         instance.tools = {name: tool.digest for name, tool in tools.items()}
         self.tools.update(tools)
@@ -120,13 +184,14 @@ class WorkerSet:
         frame = Frame()
         frame.drain.grace.FromNanoseconds(int(self._limits.drain * 1e9))
         instance.stream.control(frame)
-        instance.drain_timer = asyncio.get_running_loop().call_later(self._limits.drain, self._give_up, instance)
+        self._limit_drain(instance)
         self._changed()
 
     def leave(self, instance: Instance) -> None:
         """An instance says goodbye: it finishes what it runs, and its stream ends."""
         if instance.state in (InstanceState.ACTIVE, InstanceState.DRAINING):
             instance.state = InstanceState.LEAVING
+            self._limit_drain(instance)
             self._changed()
         instance.finish_when_idle()
 
@@ -134,6 +199,8 @@ class WorkerSet:
         """An instance's stream is over: what it ran is decided, and it may come back within the window."""
         if instance.state is InstanceState.GONE:
             return
+        # What was not written yet is not run: its calls go elsewhere.
+        instance.stream.outbox.abandon_calls()
         running = instance.end()
         self.instances.pop(instance.id, None)
         timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._forget, instance.id)
@@ -153,7 +220,7 @@ class WorkerSet:
     def replace(self, earlier: Instance) -> None:
         """An instance came back: its old stream, if it is still open, is over."""
         self.lose(earlier)
-        earlier.stream.finish()
+        earlier.stream.close()
         self._forget(earlier.id)
 
     def close(self) -> None:
@@ -178,21 +245,6 @@ class WorkerSet:
                     best, best_load = instance, load
         return best
 
-    def _ready(self, call: Call) -> bool:
-        current = self.tools.get(call.tool_name)
-        if call.tool is not current:
-            return current is not None
-        return current is not None and self._choose(current) is not None
-
-    def _take(self, call: Call) -> None:
-        tool = call.tool
-        if tool is None or tool is not self.tools.get(call.tool_name):
-            call.resolve_again()
-            return
-        instance = self._choose(tool)
-        if instance is not None:
-            call.placed(instance.assign(call, tool))
-
     def _changed(self) -> None:
         hosted = {name for instance in self.instances.values() for name in instance.tools}
         loop = asyncio.get_running_loop()
@@ -211,8 +263,27 @@ class WorkerSet:
         self.tools.pop(name, None)
         self._on_change()
 
+    def _limit_drain(self, instance: Instance) -> None:
+        if instance.drain_timer is None:
+            loop = asyncio.get_running_loop()
+            instance.drain_timer = loop.call_later(self._limits.drain, self._give_up, instance)
+
+    def _has_active(self, tool: Tool) -> bool:
+        return any(
+            instance.state is InstanceState.ACTIVE and instance.tools.get(tool.name) == tool.digest
+            for instance in self.instances.values()
+        )
+
     def _give_up(self, instance: Instance) -> None:
-        """A draining instance had its time."""
+        """A draining instance had its time: what it still runs is asked to stop, and then the instance is lost."""
+        for assignment in tuple(instance.running.values()):
+            if assignment.call is not None:
+                assignment.call.cancel(CancelReason.CANCEL_REASON_DRAIN)
+        instance.drain_timer = asyncio.get_running_loop().call_later(
+            self._call_limits.cancel_grace, self._end, instance
+        )
+
+    def _end(self, instance: Instance) -> None:
         self.lose(instance)
         instance.stream.close()
 

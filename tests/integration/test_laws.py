@@ -12,7 +12,6 @@ from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from tests.support import (
-    CallLimits,
     Host,
     InMemoryIdempotencyStore,
     MemoryHost,
@@ -360,7 +359,7 @@ async def test_law_4_a_teardown_registration_is_refused_by_its_own_code(host: Ho
 async def test_law_4_a_request_over_the_largest_frame_is_refused_and_ends_no_call(
     start_host: StartHost, transport: str
 ) -> None:
-    host = await start_host(wire=WireLimits(max_frame_bytes=8_192), calls=CallLimits(max_frame_bytes=8_192))
+    host = await start_host(wire=WireLimits(max_frame_bytes=8_192))
     worker, caller = await attach(host), await host.caller()
     call = await caller.start()
     run = (await worker.next_invoke()).call

@@ -40,7 +40,6 @@ SETUP = Setup(
         waiting_per_set=3,
         in_flight_per_stream=6,
         in_flight_per_subject=8,
-        max_frame_bytes=8 * _KIB,
         large_outcome=_KIB,
     ),
     WireLimits(

@@ -118,7 +118,14 @@ class MemoryHost:
         grants = [Grant.of(name, tools, token_of(name)) for name, tools in setup.sets.items()]
         self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts)
         policy = LocalPolicy((self.principal.name, _ANYONE.name))
-        self.pipeline = Pipeline(self.catalogue, policy, store or self.store, setup.calls, self.counts)
+        self.pipeline = Pipeline(
+            self.catalogue,
+            policy,
+            store or self.store,
+            setup.calls,
+            self.counts,
+            max_frame_bytes=setup.wire.max_frame_bytes,
+        )
         self.streams = WatchedStreams()
         self._callers = CallerHost(self.pipeline, self.streams, setup.wire, self.counts)
         self._workers = WorkerHost(self.catalogue, self.streams, setup.workers, setup.wire, self.counts)

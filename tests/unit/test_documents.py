@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.descriptor import EnumDescriptor
 
 from bench.figures import FIGURES
+from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
@@ -167,6 +168,13 @@ def test_every_ending_of_a_stream_has_its_status() -> None:
     assert {row["Ending"]: row["Status"] for row in rows} == {
         reason.name: code.name for reason, code in ENDING_CODES.items()
     }
+
+
+def test_every_rpc_is_told() -> None:
+    files = (execute_pb2, attach_pb2, artifacts_pb2, admin_pb2)
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+    methods = [f"{service.name}.{method.name}" for service in services for method in service.methods]
+    assert [row["RPC"] for row in table(PROTOCOL, "RPCs")] == methods
 
 
 # --- settings

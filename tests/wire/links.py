@@ -105,7 +105,13 @@ class Link:
             self.over.set()
 
 
-def stream_tasks() -> list[str]:
-    """The tasks of this loop that belong to a frame stream."""
-    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return [name for name in names if name.startswith("FrameStream.")]
+async def tasks_over() -> None:
+    """Waits until no task of this loop belongs to a frame stream; fails if one stays."""
+    left = [task for task in asyncio.all_tasks() if _qualified_name(task).startswith("FrameStream.")]
+    if left:
+        _, pending = await asyncio.wait(left, timeout=PATIENCE)
+        assert not pending
+
+
+def _qualified_name(task: "asyncio.Task[object]") -> str:
+    return getattr(task.get_coro(), "__qualname__", "")

@@ -9,7 +9,7 @@ from sidecar.wire.limits import KIB, MIB, WireLimits
 from sidecar.wire.transport import StreamLost
 from tests.wire.conftest import Opens
 from tests.wire.frames import outcome, ping, progress, sized_outcome, start
-from tests.wire.links import Link, stream_tasks
+from tests.wire.links import Link, tasks_over
 
 over_grpc = pytest.mark.parametrize("kind", ["unix", "tcp"], indirect=True)
 
@@ -109,7 +109,7 @@ async def test_a_stream_lost_while_idle_is_over(link: Link) -> None:
     link.peer.cut()
     await link.ended()
     assert link.receiver.told[-1] == "ended"
-    assert stream_tasks() == []
+    await tasks_over()
 
 
 @over_grpc
@@ -119,7 +119,7 @@ async def test_a_stream_lost_after_a_half_close_is_over(link: Link) -> None:
     link.peer.cut()
     await link.ended()
     assert link.receiver.told == ["half_closed", "ended"]
-    assert stream_tasks() == []
+    await tasks_over()
 
 
 async def test_a_stream_lost_during_a_write_is_over_and_drops_its_queue(
@@ -136,7 +136,7 @@ async def test_a_stream_lost_during_a_write_is_over_and_drops_its_queue(
     assert len(link.transport.writes) < 16
     assert link.outbox.undelivered_bytes == 0
     assert link.outbox.empty
-    assert stream_tasks() == []
+    await tasks_over()
     assert [record for record in caplog.records if record.name in ("asyncio", "sidecar.wire.stream")] == []
 
 
@@ -146,7 +146,7 @@ async def test_a_stream_lost_while_its_write_is_held_is_over(link: Link) -> None
     link.peer.cut()
     await link.ended()
     assert link.outbox.undelivered_bytes == 0
-    assert stream_tasks() == []
+    await tasks_over()
 
 
 async def test_a_stream_lost_while_its_reader_waits_for_room_is_over(open_stream: Opens) -> None:
@@ -158,7 +158,7 @@ async def test_a_stream_lost_while_its_reader_waits_for_room_is_over(open_stream
     link.transport.release()
     link.peer.cut()
     await link.ended()
-    assert stream_tasks() == []
+    await tasks_over()
 
 
 async def test_what_is_sent_after_the_end_goes_nowhere(link: Link) -> None:
@@ -193,3 +193,16 @@ async def test_one_lost_stream_leaves_the_others_alone(open_stream: Opens) -> No
     assert [frame.call for frame in await kept.frames(1)] == [1]
     await kept.send(start(call=1))
     await kept.receiver.until_calls(1)
+
+
+@pytest.mark.parametrize("kind", ["memory"], indirect=True)
+async def test_a_run_that_is_cancelled_again_while_it_ends_leaves_no_bytes(link: Link) -> None:
+    await link.hold_writer()
+    link.stream.lane(1).send(outcome())
+    (run,) = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_run"]
+    run.cancel()
+    await asyncio.sleep(0)
+    run.cancel()
+    await link.ended()
+    assert link.outbox.undelivered_bytes == 0
+    assert link.receiver.told == ["ended"]

@@ -9,7 +9,7 @@ from sidecar.wire.limits import KIB, MIB, WireLimits
 from sidecar.wire.streams import Streams
 from tests.wire.conftest import Opens
 from tests.wire.frames import outcome, progress, sized_outcome, start
-from tests.wire.links import Link, stream_tasks
+from tests.wire.links import Link, tasks_over
 
 STALL_AFTER = 60.0
 
@@ -44,7 +44,7 @@ async def test_a_stalled_stream_is_over_when_its_peer_leaves(link: Link, streams
     await link.ended()
     assert link.receiver.told == ["ended"]
     assert streams.lingering == 0
-    assert stream_tasks() == []
+    await tasks_over()
 
 
 async def test_the_queue_of_a_stalled_stream_is_dropped(link: Link) -> None:
@@ -139,7 +139,7 @@ async def test_a_stream_that_stalls_while_its_reader_waits_for_room_is_given_up(
     assert link.receiver.told == ["ended"]
     link.peer.cut()
     await link.ended()
-    assert stream_tasks() == []
+    await tasks_over()
 
 
 async def test_a_finishing_stream_stalls_too(link: Link) -> None:
