@@ -11,6 +11,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar.wire.batch import header, join
 from tests.faults.conftest import Inside
+from tests.faults.running import Running, running
 from tests.support import (
     UNSAFE,
     CallerPeer,
@@ -22,8 +23,6 @@ from tests.support import (
     attach,
     on_sockets,
     on_unix,
-    progress,
-    result,
     tool,
 )
 from tests.support.links import CHANNEL_OPTIONS
@@ -53,24 +52,6 @@ A_CALLERS = {"caller_hello", "start", "cancel", "reply", "follow", "input", "pin
 NOT_A_CALLERS = [field.name for field in Frame.DESCRIPTOR.oneofs_by_name["body"].fields if field.name not in A_CALLERS]
 
 
-class Running:
-    """A call in the middle of its tool, which has to end as if nothing had been."""
-
-    def __init__(self, caller: CallerPeer, worker: WorkerPeer, call: int, run: int) -> None:
-        self.caller, self.worker, self.call, self.run = caller, worker, call, run
-
-    async def ends_well(self) -> None:
-        await self.worker.send(progress(self.run, {"message": "still here"}), result(self.run, "well"))
-        assert (await self.caller.outcome(self.call)).result.json == b'"well"'
-        assert self.caller.bodies(self.call) == ["started", "progress", "outcome"]
-        assert "cancel" not in self.worker.bodies(self.run)
-
-
-async def running(host: Host, caller: CallerPeer, worker: WorkerPeer) -> Running:
-    call = await caller.start("echo", {"text": "hello"})
-    return Running(caller, worker, call, (await worker.next_invoke()).call)
-
-
 @pytest.fixture
 async def worker(host: Host) -> WorkerPeer:
     return await attach(host, tool("echo", effects=UNSAFE))
@@ -84,7 +65,7 @@ async def caller(host: Host, worker: WorkerPeer) -> CallerPeer:
 @pytest.fixture
 async def bystander(host: Host, worker: WorkerPeer, caller: CallerPeer) -> AsyncIterator[Running]:
     """Another caller's call, which at the end has to end well."""
-    other = await running(host, await host.caller(), worker)
+    other = await running(await host.caller(), worker)
     yield other
     await other.ends_well()
 
@@ -103,8 +84,8 @@ async def told(caller: CallerPeer, reason: "StreamErrorReason.ValueType", call: 
 async def test_a_call_id_that_is_used_again_starts_nothing(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running
 ) -> None:
-    first = await running(host, caller, worker)
-    second = await running(host, caller, worker)
+    first = await running(caller, worker)
+    second = await running(caller, worker)
     invoked = len(worker.invoked)
     for id_, reason in ((first.call, NOT_INCREASING), (second.call, NOT_INCREASING), (0, ZERO)):
         for body in ("start", "follow"):
@@ -127,16 +108,16 @@ async def test_a_call_id_that_is_used_again_starts_nothing(
 async def test_ids_may_have_gaps_and_go_to_the_end(host: Host, caller: CallerPeer, worker: WorkerPeer) -> None:
     for id_ in (7, 2**32, 2**63, 2**64 - 1):
         caller.last_call = id_ - 1
-        await (await running(host, caller, worker)).ends_well()
+        await (await running(caller, worker)).ends_well()
 
 
 @on_sockets
 async def test_a_cancel_of_no_running_call_does_nothing(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running
 ) -> None:
-    done = await running(host, caller, worker)
+    done = await running(caller, worker)
     await done.ends_well()
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     for id_ in (0, done.call, call.call + 1, 2**64 - 1):
         await caller.cancel(id_)
     await caller.flush()
@@ -144,12 +125,12 @@ async def test_a_cancel_of_no_running_call_does_nothing(
     assert len(caller.frames[done.call]) == 3
     await call.ends_well()
     # The id after it was not taken by a cancel.
-    await (await running(host, caller, worker)).ends_well()
+    await (await running(caller, worker)).ends_well()
 
 
 @on_unix
 async def test_a_second_cancel_changes_nothing(caller: CallerPeer, worker: WorkerPeer, host: Host) -> None:
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     await caller.cancel(call.call, 99)  # type: ignore[arg-type]  # no reason that is known
     assert await worker.cancelled(call.run) == CALLER
     await caller.cancel(call.call, DISCONNECT)
@@ -168,7 +149,7 @@ async def test_frames_that_are_not_a_callers_fail_their_call_alone(
 ) -> None:
     assert len(NOT_A_CALLERS) > 20
     for body in [*NOT_A_CALLERS, "input"]:
-        other, call = await running(host, caller, worker), await running(host, caller, worker)
+        other, call = await running(caller, worker), await running(caller, worker)
         frame = Frame(call=call.call)
         getattr(frame, body).SetInParent()
         await caller.send(frame)
@@ -190,7 +171,7 @@ async def test_frames_that_are_not_a_callers_fail_their_call_alone(
 async def test_frames_of_a_later_protocol_are_passed_over(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running, inside: Inside
 ) -> None:
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     unknown = [Frame(call=call.call).SerializeToString() + bytes(raw) for raw in ([0xBA, 0x06, 1, 7], [0xB8, 0x06, 7])]
     await caller.send_bytes(join([*unknown, b"", Frame(call=call.call + 7).SerializeToString()]))
     # A field that is not known, in a frame and in a message that are.
@@ -210,7 +191,7 @@ async def test_frames_of_a_later_protocol_are_passed_over(
 async def test_a_hello_comes_first_or_not_at_all(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running
 ) -> None:
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     hello = Frame()
     hello.caller_hello.SetInParent()
     await caller.send(hello)
@@ -222,7 +203,7 @@ async def test_a_hello_comes_first_or_not_at_all(
     assert (await greeted.next_of("host_hello")).host_hello.version.major == 1
     await greeted.send(hello)
     await told(greeted, WRONG, None)
-    await (await running(host, greeted, worker)).ends_well()
+    await (await running(greeted, worker)).ends_well()
     assert [body for body in greeted.bodies(0) if body == "host_hello"] == ["host_hello"]
 
 
@@ -252,7 +233,7 @@ async def test_a_caller_of_another_version_is_told(
 async def test_a_message_that_is_too_large_fails_the_calls_it_would_start(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running, inside: Inside
 ) -> None:
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     starts = [caller.starting("echo", b'"' + b"x" * (MIB - 100) + b'"') for _ in range(20)]
     invoked = len(worker.invoked)
     await caller.send(*starts)
@@ -268,7 +249,7 @@ async def test_a_message_that_is_too_large_fails_the_calls_it_would_start(
     # It may come again, and harms itself alone.
     await caller.send_bytes(b"\x0a\xff\xff\xff\x7f" + bytes(20 * MIB))
     await told(caller, TOO_LARGE, None)
-    await (await running(host, caller, worker)).ends_well()
+    await (await running(caller, worker)).ends_well()
 
 
 @on_unix
@@ -277,7 +258,7 @@ async def test_a_message_beyond_what_grpc_takes_loses_the_stream(
 ) -> None:
     monkeypatch.setattr("tests.support.links.CHANNEL_OPTIONS", SENDING_ALL)
     caller = await host.caller()
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     await caller.send_bytes(header(65 * MIB) + bytes(65 * MIB))
     assert await worker.cancelled(call.run) == DISCONNECT
     await worker.fail(call.run)
@@ -293,7 +274,7 @@ async def test_a_message_beyond_what_grpc_takes_loses_the_stream(
 async def test_a_message_that_is_no_batch_is_told_and_forgotten(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running, inside: Inside, message: bytes
 ) -> None:
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     for _ in range(3):
         await caller.send_bytes(message)
         await told(caller, MALFORMED, None)
@@ -325,11 +306,11 @@ async def test_calls_beyond_the_most_of_a_stream_are_refused(start_host: StartHo
         assert (failure.kind, failure.side_effects, failure.retryable) == (OVERLOADED, NONE, True)
         assert failure.HasField("retry_after")
     runs = [await worker.next_invoke() for _ in range(8)]
-    await (await running(host, other, worker)).ends_well()
+    await (await running(other, worker)).ends_well()
     for call, run in enumerate(runs, 1):
         await worker.result(run.call, call)
         assert (await caller.outcome(call)).result.json == str(call).encode()
-    await (await running(host, caller, worker)).ends_well()
+    await (await running(caller, worker)).ends_well()
 
 
 # --- half-closing
@@ -339,7 +320,7 @@ async def test_calls_beyond_the_most_of_a_stream_are_refused(start_host: StartHo
 async def test_a_caller_that_half_closes_early_gets_what_it_started(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running
 ) -> None:
-    calls = [await running(host, caller, worker) for _ in range(3)]
+    calls = [await running(caller, worker) for _ in range(3)]
     refused = await caller.start("nobody")
     await caller.half_close()
     assert (await caller.outcome(refused)).failure.kind == UNKNOWN_TOOL
@@ -364,7 +345,7 @@ async def test_a_caller_that_half_closes_at_once_is_let_go(host: SocketHost, bys
 async def test_a_caller_that_leaves_after_half_closing_has_its_calls_cancelled(
     host: Host, caller: CallerPeer, worker: WorkerPeer, bystander: Running
 ) -> None:
-    call = await running(host, caller, worker)
+    call = await running(caller, worker)
     await caller.half_close()
     caller.cut()
     assert await worker.cancelled(call.run) == DISCONNECT

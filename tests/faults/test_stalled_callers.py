@@ -10,7 +10,7 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.wire.transport import StreamLost
 from tests.faults.conftest import Inside
-from tests.support import CallerPeer, Host, StartHost, WireLimits, WorkerPeer, attach, on_sockets, progress
+from tests.support import CallerPeer, Host, StartHost, WireLimits, WorkerPeer, attach, on_sockets, on_unix, progress
 
 KIB = 1024
 REPORT = {"message": "x" * (8 * KIB)}
@@ -101,7 +101,7 @@ async def test_a_caller_that_stops_reading_and_leaves_is_forgotten(start_host: S
     await works(host, await host.caller(), worker)
 
 
-@on_sockets
+@on_unix
 @pytest.mark.parametrize("tool", ["nobody", "echo"], ids=["refused", "run"])
 async def test_a_caller_that_starts_without_reading_is_held_back(
     start_host: StartHost, inside: Inside, tool: str

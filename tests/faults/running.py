@@ -1,0 +1,21 @@
+"""Calls in the middle of their tools."""
+
+from tests.support import CallerPeer, WorkerPeer, progress, result
+
+
+class Running:
+    """A call in the middle of its tool, which has to end as if nothing had been."""
+
+    def __init__(self, caller: CallerPeer, worker: WorkerPeer, call: int, run: int) -> None:
+        self.caller, self.worker, self.call, self.run = caller, worker, call, run
+
+    async def ends_well(self) -> None:
+        await self.worker.send(progress(self.run, {"message": "still here"}), result(self.run, "well"))
+        assert (await self.caller.outcome(self.call)).result.json == b'"well"'
+        assert self.caller.bodies(self.call) == ["started", "progress", "outcome"]
+        assert "cancel" not in self.worker.bodies(self.run)
+
+
+async def running(caller: CallerPeer, worker: WorkerPeer, tool: str = "echo") -> Running:
+    call = await caller.start(tool, {"text": "hello"})
+    return Running(caller, worker, call, (await worker.next_invoke()).call)
