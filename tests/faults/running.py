@@ -9,10 +9,16 @@ class Running:
     def __init__(self, caller: CallerPeer, worker: WorkerPeer, call: int, run: int) -> None:
         self.caller, self.worker, self.call, self.run = caller, worker, call, run
 
+    async def reports(self) -> None:
+        """Its progress arrives."""
+        await self.worker.progress(self.run, {"message": "going on"})
+        await self.caller.next_of("progress", self.call)
+
     async def ends_well(self) -> None:
         await self.worker.send(progress(self.run, {"message": "still here"}), result(self.run, "well"))
         assert (await self.caller.outcome(self.call)).result.json == b'"well"'
-        assert self.caller.bodies(self.call) == ["started", "progress", "outcome"]
+        bodies = self.caller.bodies(self.call)
+        assert bodies == ["started", *["progress"] * (len(bodies) - 2), "outcome"]
         assert "cancel" not in self.worker.bodies(self.run)
 
 
