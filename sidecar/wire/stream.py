@@ -273,8 +273,9 @@ class FrameStream:
             answer.pong.nonce = frame.ping.nonce
             self.control(answer, droppable=True)
         elif body == "pong":
-            if self._unanswered and frame.pong.nonce == self._pings:
-                self._unanswered = 0
+            # A pong answers its ping and those before it; one that nobody asked for answers nothing.
+            if frame.pong.nonce <= self._pings:
+                self._unanswered = min(self._unanswered, self._pings - frame.pong.nonce)
         else:
             receiver.misdirected(frame, body)
 

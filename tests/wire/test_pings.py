@@ -105,7 +105,7 @@ async def test_a_late_pong_makes_up_for_missed_pings(open_stream: Opens) -> None
     assert link.receiver.told == ["unresponsive"]
 
 
-async def test_a_pong_answers_only_the_newest_ping(open_stream: Opens) -> None:
+async def test_a_pong_answers_its_ping_and_those_before_and_none_that_were_not_sent(open_stream: Opens) -> None:
     link = await open_stream(ping_interval=INTERVAL)
     at = passes(link)
     await link.send(pong(1), pong(2), pong(3), pong(4), start(call=1))
@@ -116,6 +116,9 @@ async def test_a_pong_answers_only_the_newest_ping(open_stream: Opens) -> None:
     await link.send(pong(0), pong(1), pong(2), pong(4), start(call=2))
     await link.receiver.until_calls(1, 2)
     at(INTERVAL * 4)
+    at(INTERVAL * 5)
+    assert link.receiver.told == []
+    at(INTERVAL * 6)
     assert link.receiver.told == ["unresponsive"]
 
 
