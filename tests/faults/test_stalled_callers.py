@@ -104,7 +104,7 @@ async def test_a_caller_that_stops_reading_and_leaves_is_forgotten(start_host: S
 @on_unix
 @pytest.mark.parametrize("tool", ["nobody", "echo"], ids=["refused", "run"])
 async def test_a_caller_that_starts_without_reading_is_held_back(
-    start_host: StartHost, inside: Inside, tool: str
+    many_frames: None, start_host: StartHost, inside: Inside, tool: str
 ) -> None:
     limits = WireLimits(undelivered_soft=8 * KIB, undelivered_hard=32 * KIB)
     host = await start_host(wire=limits)
