@@ -94,8 +94,8 @@ class Inside:
 
 
 @pytest.fixture
-async def many_frames() -> None:
-    """For a test with so many frames that it would take long to note where each callback comes from."""
+async def without_debug() -> None:
+    """For a test with so many callbacks that it would take long to note where each comes from, as `-X dev` does."""
     asyncio.get_running_loop().set_debug(False)
 
 

@@ -75,7 +75,7 @@ async def is_decided_soon(caller: CallerPeer, *calls: int) -> list[Outcome]:
 async def test_a_worker_that_stops_reading_is_passed_over_and_then_given_up(
     start_host: StartHost, inside: Inside
 ) -> None:
-    limits = WireLimits(undelivered_soft=256 * KIB, stall_after=0.5)
+    limits = WireLimits(undelivered_soft=256 * KIB, stall_after=1.5)
     host = await start_host(wire=limits)
     stuck, caller = await attach(host, *TOOLS, concurrency=1_000), await host.caller()
     stuck.pause()
@@ -151,7 +151,7 @@ async def test_a_worker_that_says_goodbye_finishes_what_it_runs(host: Host) -> N
 
 @on_sockets
 async def test_a_worker_that_says_goodbye_and_stays_is_given_up(start_host: StartHost) -> None:
-    host = await start_host(workers=WorkerLimits(drain=0.1), calls=CallLimits(cancel_grace=0.2))
+    host = await start_host(workers=WorkerLimits(drain=0.1), calls=CallLimits(cancel_grace=0.5))
     worker, caller = await attach(host, *TOOLS), await host.caller()
     heeding, ignoring = await running(caller, worker), await running(caller, worker, "read")
     await worker.goodbye()
@@ -225,7 +225,7 @@ class Load:
 
 
 @on_sockets
-async def test_tools_change_under_load(many_frames: None, start_host: StartHost) -> None:
+async def test_tools_change_under_load(without_debug: None, start_host: StartHost) -> None:
     host = await start_host(calls=CallLimits(worker_wait=0.05))
     worker = await attach(host, *TOOLS)
     serving = Serving(worker, lambda run: run.invoke.tool)
@@ -251,7 +251,7 @@ def version(number: int) -> ToolDescriptor:
 
 
 @on_sockets
-async def test_another_version_takes_over_under_load(many_frames: None, host: Host) -> None:
+async def test_another_version_takes_over_under_load(without_debug: None, host: Host) -> None:
     old = [await attach(host, version(1), concurrency=16) for _ in range(2)]
     serving = [Serving(worker, saying(1)) for worker in old]
     with_text = Load(await host.caller(), "echo", {"text": "x"})
