@@ -216,7 +216,7 @@ func (found *duplicates) compare(
 // size is a number of bytes for people.
 func size(bytes int64) string {
 	amount, units := float64(bytes), []string{"bytes", "kB", "MB", "GB", "TB"}
-	for amount >= 1000 && len(units) > 1 {
+	for amount >= 999.5 && len(units) > 1 {
 		amount, units = amount/1000, units[1:]
 	}
 	return fmt.Sprintf("%.3g %s", amount, units[0])
