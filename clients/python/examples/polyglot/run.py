@@ -105,22 +105,19 @@ def running(name: str, command: list[str], **files: Any) -> Iterator[subprocess.
     """A process in a group of its own, that is ended whatever happens."""
     paths = [str(ROOT), str(ROOT / "clients" / "python"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, start_new_session=True, **files
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
+    ) as process:
         try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            print(f"The {name} did not end within {END_SECONDS} s of SIGTERM and was killed.", file=sys.stderr)
+            yield process
         finally:
-            if process.returncode is None:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                print(f"The {name} did not end within {END_SECONDS} s of SIGTERM and was killed.", file=sys.stderr)
                 with suppress(ProcessLookupError):  # It has ended by itself.
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def wait_until_serving(name: str, process: subprocess.Popen[bytes], channel: grpc.Channel, service: str) -> None:
@@ -226,10 +223,9 @@ def demo() -> None:
     """All of it: what it starts is ended and what it writes is removed before it returns or raises."""
     if shutil.which("node") is None:
         raise DemoFailed("node is not on PATH: install Node.js, which the caller in TypeScript needs.")
-    needed = [*(command[-1] for command in CALLERS.values()), GO / "worker", PACKAGES]
-    for path in map(Path, needed):
-        if not path.exists():
-            raise DemoFailed(f"{path} is missing: run `make demo-polyglot`, which makes it.")
+    for needed in (*(command[-1] for command in CALLERS.values()), f"{GO}/worker", f"{PACKAGES}"):
+        if not Path(needed).exists():
+            raise DemoFailed(f"{needed} is missing: run `make demo-polyglot`, which makes it.")
     cells: dict[tuple[str, str], str] = {}
     results: dict[str, set[bytes]] = {tool.name: set() for tool in TOOLS}
     with private_directory() as home:
