@@ -154,6 +154,20 @@ async def test_a_caller_prints_reports_as_they_come_and_the_result_byte_for_byte
     assert await caller.finish() == (0, result + b"\n", [])
 
 
+@pytest.mark.parametrize("language", ["go", "rust", "typescript"])
+async def test_a_caller_shows_a_report_without_a_message_as_it_is(
+    language: str, socket_host: SocketHost, run: Run
+) -> None:
+    worker = await attach(socket_host, tool("echo"))
+    caller = run(*CALLERS[language], socket_host.callers_at, "echo", "{}")
+    invocation = await worker.next_invoke()
+    reports = ["no JSON", "null", '{"message": 1}', "[1,  2]"]
+    for report in reports:
+        await worker.progress(invocation.call, report.encode())
+    await worker.result(invocation.call, b"1")
+    assert await caller.finish() == (0, b"1\n", reports)
+
+
 @in_every_language
 async def test_a_caller_fails_with_the_sentence_of_the_failure(
     language: str, socket_host: SocketHost, run: Run

@@ -51,7 +51,7 @@ async fn call(target: String, tool: String, arguments: String) -> Result<(), Str
 /// What a person reads of a report: its `message`, else all of it.
 fn line(payload: &[u8]) -> String {
     let report: Value = serde_json::from_slice(payload).unwrap_or_default();
-    report["message"].as_str().map_or_else(|| report.to_string(), String::from)
+    report["message"].as_str().map_or_else(|| String::from_utf8_lossy(payload).into(), String::from)
 }
 
 fn end(outcome: Outcome) -> Result<(), String> {

@@ -36,11 +36,12 @@ async function call(target: string, tool: string, argumentsJson: string): Promis
 
 /** What a person reads of a report: its `message`, else all of it. */
 function line(payload: string): string {
-  const report: unknown = JSON.parse(payload);
-  if (typeof report === "object" && report !== null && "message" in report && typeof report.message === "string") {
-    return report.message;
+  try {
+    const { message } = JSON.parse(payload) as { message?: unknown };
+    return typeof message === "string" ? message : payload;
+  } catch {
+    return payload; // `null`, or no JSON.
   }
-  return payload;
 }
 
 function end({ kind }: Outcome): string | undefined {
@@ -56,7 +57,7 @@ if (target === undefined || tool === undefined || argumentsJson === undefined ||
   console.error("usage: caller.js TARGET TOOL ARGUMENTS");
   process.exitCode = 2;
 } else {
-  const sentence = await call(target, tool, argumentsJson);
+  const sentence = await call(target, tool, argumentsJson).catch(String);
   if (sentence !== undefined) {
     console.error(sentence);
     process.exitCode = 1;
