@@ -1,5 +1,6 @@
 """Fixtures for tests with programs in other languages."""
 
+import faulthandler
 import os
 from collections.abc import Callable, Iterator
 
@@ -17,7 +18,8 @@ def examples(request: pytest.FixtureRequest) -> None:
         if os.environ.get("CI"):
             pytest.fail(f"CI has no {' and no '.join(missing)}")
         pytest.skip(f"there is no {' and no '.join(missing)} on PATH")
-    # The first time it takes minutes, in which it is good to see what goes on.
+    # The first time it takes minutes: nothing hangs, and it is good to see what goes on.
+    faulthandler.cancel_dump_traceback_later()
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         build_examples()
 

@@ -30,8 +30,8 @@ DEMO = ROOT / "clients" / "python" / "examples" / "polyglot" / "run.py"
 MARK = "PILLION_DEMO_TEST"
 SETS = {"profiler": frozenset(("profile_csv",)), "finder": frozenset(("find_duplicates",))}
 
-# The first test builds the examples, which takes minutes the first time.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("examples")]
+# The time is that of the tests alone: building the examples takes minutes the first time.
+pytestmark = [pytest.mark.timeout(60, func_only=True), pytest.mark.usefixtures("examples")]
 
 in_every_language = pytest.mark.parametrize("language", CALLERS)
 
@@ -232,6 +232,7 @@ async def test_a_proxy_for_the_web_does_not_capture_a_local_call(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(90, func_only=True)
 async def test_keepalive_pings_of_an_idle_client_in_go_are_welcome(
     host: Host, socket_host: SocketHost, run: Run, tmp_path: Path
 ) -> None:
