@@ -84,11 +84,13 @@ async def test_a_worker_that_stops_reading_is_passed_over_and_then_given_up(
     while not any(stream.outbox.congested for stream in inside.streams.open):
         calls.append(await caller.start("echo", large))
         await caller.flush()
-    well = await attach(host, *TOOLS, concurrency=1)
+    well = await attach(host, *TOOLS, concurrency=2)
+    held = await running(caller, well, "read")
     serving = Serving(well, saying("well"))
-    # It has a thousand slots to the other's one, and is given nothing more.
+    # The other is half full and it is not by far, and yet it is given nothing more.
     for _ in range(5):
         assert (await caller.call("echo", large)).result.json == b'"well"'
+    assert not inside.counts.get("stalled_streams"), "they were not kept waiting"
     assert inside.undelivered <= limits.undelivered_soft + 96 * KIB
     outcomes = [await caller.outcome(call) for call in calls]
     assert inside.counts["stalled_streams"] == 1
@@ -101,6 +103,7 @@ async def test_a_worker_that_stops_reading_is_passed_over_and_then_given_up(
     assert await stuck.end() == (grpc.StatusCode.ABORTED, "The worker stopped reading.")
     assert len(stuck.invoked) == len(unknown), "nothing runs twice"
     await serving.stop()
+    await held.ends_well()
 
 
 # --- not answering
