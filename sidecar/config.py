@@ -5,9 +5,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sidecar.calls.limits import CallLimits
 from sidecar.doors.address import Address
@@ -60,10 +60,28 @@ class Worker(BaseModel):
 
     name: str = Field(pattern=_NAME)
     """The name it attaches as."""
-    token_file: Path
-    """The file that holds its token."""
-    tools: frozenset[str] = Field(min_length=1)
-    """The tools it may register."""
+    token_file: Path | None = None
+    """The file that holds its token, for a worker that is started elsewhere."""
+    tools: frozenset[str] = Field(default=frozenset(("*",)), min_length=1)
+    """The tools it may register; `*`: any."""
+    command: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """What the sidecar starts, and keeps running; none for a worker that is started elsewhere."""
+    directory: Path | None = None
+    """Where the command is run. None: where the settings are."""
+    environment: dict[str, str] = {}
+    """Variables to set for it."""
+    inherit: tuple[str, ...] = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH")
+    """Variables of the sidecar that it may see. All others are not passed on."""
+    instances: int = Field(default=1, ge=1, le=256)
+    """How many processes of it."""
+    user: str | None = None
+    """The user it runs as. None: the sidecar's own, which puts it inside the sidecar's trust boundary."""
+
+    @model_validator(mode="after")
+    def _started_or_attached(self) -> Self:
+        if (self.command is None) == (self.token_file is None):
+            raise ValueError("name a command for the sidecar to start, or a token_file to attach with, and not both")
+        return self
 
 
 class Limits(BaseModel):

@@ -165,7 +165,8 @@ class AttachSession:
     def _hello(self, frame: Frame) -> None:
         hello = frame.worker_hello
         workers = self._catalogue.sets.get(hello.worker)
-        if workers is None or not workers.grant.admits(hello.token):
+        holder = workers.grant.holder_of(hello.token) if workers is not None else None
+        if workers is None or holder is None:
             self._counters.add("refused_workers")
             self._turn(EndingReason.UNAUTHENTICATED, "No worker of this name has this token.")
             return
@@ -182,9 +183,9 @@ class AttachSession:
         if not 0 < concurrency <= self._limits.most_concurrency:
             self._turn(EndingReason.PROTOCOL, f"A worker's concurrency is 1 to {self._limits.most_concurrency:,}.")
             return
-        self._admit(hello, workers, concurrency)
+        self._admit(hello, workers, holder, concurrency)
 
-    def _admit(self, hello: WorkerHello, workers: WorkerSet, concurrency: int) -> None:
+    def _admit(self, hello: WorkerHello, workers: WorkerSet, holder: str, concurrency: int) -> None:
         self._hello_timer.cancel()
         earlier = workers.earlier(hello.reattach.instance_id) if hello.HasField("reattach") else None
         if earlier is not None and not earlier.knows(hello.reattach.secret):
@@ -196,7 +197,7 @@ class AttachSession:
         if hello.HasField("max_frame_bytes"):
             self._stream.outbox.limit_frames(hello.max_frame_bytes)
         tools, turned_away = self._admitted(hello.tools, workers)
-        instance = self._instance = Instance(workers, self._stream, concurrency, earlier)
+        instance = self._instance = Instance(workers, self._stream, holder, concurrency, earlier)
         self._running = instance.running
         self.handlers = self._handlers_once_welcome
         workers.attach(instance, tools, again=earlier is not None)
@@ -333,7 +334,7 @@ class AttachSession:
         self._counters.add("quarantined_instances")
         if self._instance is not None:
             _log.warning("instance %s was given up: %s", self._instance.id, reason)
-            self._instance.workers.lose(self._instance)
+            self._instance.workers.quarantine(self._instance)
         self._turn(EndingReason.QUARANTINED, reason)
 
     def _no_hello(self) -> None:

@@ -71,8 +71,15 @@ class Instance:
     """One process of a worker set, by the stream it is attached with."""
 
     def __init__(
-        self, workers: "WorkerSet", stream: FrameStream, concurrency: int, earlier: "Instance | None" = None
+        self,
+        workers: "WorkerSet",
+        stream: FrameStream,
+        holder: str,
+        concurrency: int,
+        earlier: "Instance | None" = None,
     ) -> None:
+        self.holder = holder
+        """Whom its token was given to: the process that the sidecar started, or nobody in particular."""
         self.id: str = earlier.id if earlier is not None else f"ins_{secrets.token_hex(8)}"
         self.secret: str = earlier.secret if earlier is not None else secrets.token_urlsafe(32)
         self._secret_bytes = self.secret.encode()

@@ -44,6 +44,7 @@ class WorkerSet:
         self._waiting: dict[str, FairQueue] = {}
         """Calls that wait, by tool. No queue in here is empty."""
         self._serving: set[str] = set()
+        self._quarantined: set[str] = set()
         self._unlisting: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -209,6 +210,22 @@ class WorkerSet:
         for assignment in running:
             if assignment.call is not None:
                 assignment.call.lost()
+
+    def quarantine(self, instance: Instance) -> None:
+        """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
+        self._quarantined.add(instance.holder)
+        self.lose(instance)
+
+    def of_holder(self, holder: str) -> Instance | None:
+        """The attached instance whose token was given to this holder."""
+        return next((instance for instance in self.instances.values() if instance.holder == holder), None)
+
+    def was_quarantined(self, holder: str) -> bool:
+        """Whether an instance of this holder was given up. Told once."""
+        if holder in self._quarantined:
+            self._quarantined.discard(holder)
+            return True
+        return False
 
     def earlier(self, instance_id: str) -> Instance | None:
         """The instance of this id, open or lost within the window."""
