@@ -13,20 +13,21 @@ from anyio.abc import TaskStatus
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.calls.pipeline import Pipeline
-from sidecar.config import ConfigRefused, Settings, address, token_of
+from sidecar.config import ConfigRefused, Settings, address
 from sidecar.doors.address import Address
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners, allowed_principals, principal_of
 from sidecar.doors.tool_host import ToolHost
 from sidecar.doors.worker_host import worker_host_handler
+from sidecar.launches import grant_of, launch_of
 from sidecar.locks import FileLock, InUse
 from sidecar.policy import LocalPolicy
 from sidecar.storage import Database, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
 from sidecar.wire.streams import Streams
 from sidecar.workers.catalogue import Catalogue
-from sidecar.workers.grant import Grant
 from sidecar.workers.host import WorkerHost
+from sidecar.workers.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
     """
     callers_at = address(settings.listen.callers, insecure=settings.listen.insecure)
     workers_at = address(settings.listen.workers, insecure=settings.listen.insecure)
-    grants = [Grant.of(worker.name, worker.tools, token_of(worker)) for worker in settings.worker]
+    grants = [grant_of(worker) for worker in settings.worker]
+    launches = [launch_of(worker) for worker in settings.worker if worker.command is not None]
     counters = Counters()
     with _private_places(settings, callers_at, workers_at):
         database = Database(settings.state_dir / "pillion.db")
@@ -73,6 +75,9 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
                     tasks.start_soon(streams.run)
                     tasks.start_soon(_tell_health, listeners, catalogue)
                     _log.info("callers at %s, workers at %s", *addresses)
+                    supervisor = Supervisor(catalogue, addresses[1], settings.limits.workers, counters)
+                    for launch in launches:
+                        supervisor.keep(launch)
                     task_status.started(addresses)
                     await anext(signals)
                     _log.info("stopping: running calls have %g s", _DRAIN)
@@ -82,6 +87,7 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
                     await _drain(pipeline, signals, limits.cancel_grace + limits.teardown_grace)
                     with anyio.move_on_after(_GOODBYE_GRACE):
                         await catalogue.drain()
+                    await supervisor.stop()
                     await listeners.stop(_STOP_GRACE)
                     with anyio.move_on_after(limits.teardown_grace):
                         await pipeline.requests.settled()

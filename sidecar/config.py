@@ -134,22 +134,6 @@ def load(path: Path) -> Settings:
     return settings
 
 
-def token_of(worker: Worker) -> str:
-    """The token of a worker set.
-
-    :raises ConfigRefused: if the file cannot be read or holds none.
-    """
-    try:
-        token = worker.token_file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        raise ConfigRefused(
-            f"The token file of worker {worker.name}, {worker.token_file}, cannot be read; put a random text in it."
-        ) from None
-    if not token:
-        raise ConfigRefused(f"The token file of worker {worker.name} is empty; put a random text in it.")
-    return token
-
-
 def address(text: str, *, insecure: bool) -> Address:
     """An address to listen on.
 

@@ -22,6 +22,13 @@ class Grant:
     def __repr__(self) -> str:
         return f"Grant({self.name!r})"
 
+    @classmethod
+    def of(cls, name: str, tools: Iterable[str], token: str) -> "Grant":
+        """A grant for whoever shows the token."""
+        grant = cls(name, tools)
+        grant.accept(token)
+        return grant
+
     def accept(self, token: str, holder: str = "") -> None:
         """Lets whoever shows this token have the rights; `holder` is told of it when it is shown."""
         self._holders[_digest(token)] = holder

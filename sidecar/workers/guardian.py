@@ -1,9 +1,9 @@
 """The guardian: a small process between the sidecar and its workers, which outlives the sidecar by seconds.
 
-It starts workers when the sidecar asks, and is the reaper of everything that comes of them, whatever sessions they make:
-when the pipe to the sidecar closes, however the sidecar ended, it asks the workers to stop, gives them a few seconds, and
-kills every process that is left below it. It imports neither gRPC nor asyncio, so that it stays small and cannot hang in
-either.
+It starts workers when the sidecar asks, and is the reaper of everything that comes of them, whatever sessions they
+make: when the pipe to the sidecar closes, however the sidecar ended, it asks the workers to stop, gives them a few
+seconds, and kills every process that is left below it. It imports neither gRPC nor asyncio, so that it stays small and
+cannot hang in either.
 
 Run by path, as `python guardian.py SOCKET_FD`. Over the socket go lines of JSON: from the sidecar
 `{"spawn": {...}}` with three descriptors (stdout, stderr, token) and `{"stop": {"worker": ID, "kill": BOOL}}`; to it
@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -30,6 +31,7 @@ _CLEANUP_SECONDS = 5.0
 _KILL_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _MARK = "PILLION_WORKER_PROCESS"
+_PROCESSES = Path("/proc")
 
 
 class Guardian:
@@ -52,11 +54,11 @@ class Guardian:
             # A terminal sends these to everyone; the guardian ends when the sidecar does.
             signal.signal(ignored, signal.SIG_IGN)
         while True:
-            ready, _, _ = select.select((self._control, wake), (), ())
+            ready, _, _ = select.select((self._control.fileno(), wake), (), ())
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
-            if self._control in ready and not self._receive():
+            if self._control.fileno() in ready and not self._receive():
                 break
         self._end_all()
 
@@ -180,18 +182,17 @@ def send(pid: int, what: signal.Signals) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below one, nearest first. A process that loses its parent comes to the guardian, so none is missed."""
+    """Every process below one, nearest first. One that loses its parent comes to the reaper, so none is missed."""
     parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
+    for entry in _PROCESSES.iterdir():
+        if entry.name.isdecimal():
             try:
-                with open(f"/proc/{name}/stat", "rb") as stat:
-                    # The name in brackets may hold anything, brackets and spaces too.
-                    state, parent = stat.read().rpartition(b")")[2].split()[:2]
+                # The name in brackets may hold anything, brackets and spaces too.
+                state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
             except (OSError, ValueError):
                 continue
             if state != b"Z":
-                parents.setdefault(int(parent), []).append(int(name))
+                parents.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
     level = [root]
     while level:
@@ -203,13 +204,11 @@ def descendants(root: int) -> list[int]:
 def _mark_of(pid: int) -> str | None:
     """The worker that a process came of, by its environment; `None` where that cannot be told."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as environment:
-            for entry in environment.read().split(b"\0"):
-                if entry.startswith(_MARK.encode() + b"="):
-                    return entry.partition(b"=")[2].decode(errors="replace")
+        environment = (_PROCESSES / str(pid) / "environ").read_bytes()
     except OSError:
         return None
-    return None
+    marks = [entry for entry in environment.split(b"\0") if entry.startswith(_MARK.encode() + b"=")]
+    return marks[0].partition(b"=")[2].decode(errors="replace") if marks else None
 
 
 def become_reaper() -> None:

@@ -18,7 +18,9 @@ class Output:
     fills the memory or ends the reading. `facts` tells what the lines belong to.
     """
 
-    def __init__(self, descriptor: int, level: int, facts: Callable[[], Mapping[str, str]], may_log: Callable[[], bool]):
+    def __init__(
+        self, descriptor: int, level: int, facts: Callable[[], Mapping[str, str]], may_log: Callable[[], bool]
+    ) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._level = level

@@ -73,7 +73,7 @@ class Guardian:
         self._processes: dict[str, WorkerProcess] = {}
         self._pending = b""
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        ours.settimeout(0)
         self._control = ours
         with theirs:
             # Isolated and without site packages: it needs nothing but the standard library, and is small.
@@ -128,8 +128,9 @@ class Guardian:
 
     async def end(self) -> None:
         """Lets the guardian end everything that is left, and itself."""
-        asyncio.get_running_loop().remove_reader(self._control)
-        self._control.close()
+        if not self.gone.done():
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
         try:
             await asyncio.wait_for(asyncio.to_thread(self._process.wait), _ENDS_WITHIN)
         except TimeoutError:
@@ -137,8 +138,11 @@ class Guardian:
             await asyncio.to_thread(self._process.wait)
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        if self.gone.done():
+            return
         line = json.dumps(message).encode() + b"\n"
-        self._control.setblocking(True)
+        # The guardian reads at once, so waiting for it is short; a wish cut in half could not be taken back.
+        self._control.settimeout(None)
         try:
             sent = socket.send_fds(self._control, [line], list(descriptors))
             self._control.sendall(line[sent:])
@@ -146,7 +150,7 @@ class Guardian:
             self._lost()
         finally:
             if self._control.fileno() >= 0:
-                self._control.setblocking(False)
+                self._control.settimeout(0)
 
     def _receive(self) -> None:
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sidecar.telemetry import Counters
 from sidecar.workers.catalogue import Catalogue
-from sidecar.workers.instance import Instance, InstanceState
+from sidecar.workers.guardian import become_reaper
 from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.output import Output
 from sidecar.workers.processes import CannotStart, Command, Guardian, WorkerProcess
@@ -37,7 +37,7 @@ class Supervisor:
         self._guardian: Guardian | None = None
         self._slots: dict[str, list[asyncio.Task[None]]] = {}
 
-    async def keep(self, launch: Launch) -> None:
+    def keep(self, launch: Launch) -> None:
         """Starts a launch's processes, and keeps as many of them."""
         self._slots[launch.name] = [
             asyncio.get_running_loop().create_task(self._keep(launch, number)) for number in range(launch.instances)
@@ -68,6 +68,9 @@ class Supervisor:
                 why = await self._run_once(launch)
             except CannotStart as error:
                 why = f"could not be started: {error}; look at its command in the settings"
+            except Exception:
+                _log.exception("keeping worker %s failed", launch.name)
+                why = "was lost sight of"
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
             pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311
@@ -80,8 +83,10 @@ class Supervisor:
         workers = self._catalogue.sets[launch.name]
         guardian = self._guardian
         if guardian is None or guardian.gone.done():
+            # What a lost guardian leaves behind comes to this process, which ends it.
+            become_reaper()
             guardian = self._guardian = Guardian()
-        holder = f"{launch.name}-{random.getrandbits(64):016x}"  # noqa: S311  # a label, not a secret
+        holder = f"{launch.name}-{random.getrandbits(64):016x}"  # a label, not a secret
         token = workers.grant.issue(holder)
         environment: dict[str, str] = {
             **launch.command.environment,
