@@ -68,8 +68,10 @@ class Guardian:
     """The guardian process, and the worker processes that it keeps."""
 
     def __init__(self) -> None:
+        self.lost = False
+        """Whether the guardian ended by itself. Another can be started once `gone` is done."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the guardian is no longer there, however that came."""
+        """Done when nothing is left of a lost guardian's processes."""
         self._processes: dict[str, WorkerProcess] = {}
         self._pending = b""
         ours, theirs = socket.socketpair()
@@ -94,6 +96,8 @@ class Guardian:
 
         :raises CannotStart: if the system refuses; the text says why.
         """
+        if self.lost:
+            raise CannotStart("its guardian was lost")
         token_read, token_write = os.pipe()
         stdout_read, stdout_write = os.pipe()
         stderr_read, stderr_write = os.pipe()
@@ -128,7 +132,7 @@ class Guardian:
 
     async def end(self) -> None:
         """Lets the guardian end everything that is left, and itself."""
-        if not self.gone.done():
+        if not self.lost:
             asyncio.get_running_loop().remove_reader(self._control)
             self._control.close()
         try:
@@ -138,7 +142,7 @@ class Guardian:
             await asyncio.to_thread(self._process.wait)
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        if self.gone.done():
+        if self.lost:
             return
         line = json.dumps(message).encode() + b"\n"
         # The guardian reads at once, so waiting for it is short; a wish cut in half could not be taken back.
@@ -183,29 +187,32 @@ class Guardian:
                 process.exited.set_result(facts["status"])
 
     def _lost(self) -> None:
-        """The guardian is gone: what it kept came to this process, and is ended with everything that came of it."""
-        if self.gone.done():
+        """The guardian is gone: what it kept has come to this process, and is ended with everything that came of it."""
+        if self.lost:
             return
+        self.lost = True
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._process.poll()
         self._end_orphans()
-        processes, self._processes = self._processes, {}
-        for process in processes.values():
-            if not process.started.done():
-                process.started.set_exception(CannotStart("the guardian is gone"))
-            else:
-                process.exited.set_result(-signal.SIGKILL)
-        self.gone.set_result(None)
 
     def _end_orphans(self) -> None:
-        """Kills what the guardian left, again until nothing of it is there: a process may start others meanwhile."""
-        orphans = guardian.descendants(os.getpid())
-        for pid in orphans:
+        """Kills what the guardian left, again until nothing is there: a process may start others meanwhile."""
+        for pid in guardian.descendants(os.getpid()):
             guardian.send(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return
-        asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._end_orphans)
+            self._settle_orphans()
+        else:
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._end_orphans)
+
+    def _settle_orphans(self) -> None:
+        processes, self._processes = self._processes, {}
+        for process in processes.values():
+            if process.started.done():
+                process.exited.set_result(-signal.SIGKILL)
+            else:
+                process.started.set_exception(CannotStart("its guardian was lost"))
+        self.gone.set_result(None)

@@ -82,7 +82,10 @@ class Supervisor:
         """Runs one process to its end; answers how it ended."""
         workers = self._catalogue.sets[launch.name]
         guardian = self._guardian
-        if guardian is None or guardian.gone.done():
+        if guardian is not None and guardian.lost:
+            await asyncio.shield(guardian.gone)
+            guardian = self._guardian
+        if guardian is None or guardian.lost:
             # What a lost guardian leaves behind comes to this process, which ends it.
             become_reaper()
             guardian = self._guardian = Guardian()
