@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import anyio
 
 from sidecar.app import serve
-from sidecar.config import ConfigRefused, load
+from sidecar.config import ConfigRefused, read
 from sidecar.memory import keep_memory_warm
 from sidecar.storage import StoreRefused
 
@@ -30,7 +30,7 @@ def main() -> int:
     keep_memory_warm()
     refusals: list[str] = []
     try:
-        anyio.run(serve, load(arguments.config), backend_options={"use_uvloop": True})
+        anyio.run(serve, read(arguments.config, os.environ), backend_options={"use_uvloop": True})
     except* (ConfigRefused, StoreRefused) as group:
         refusals.extend(map(str, group.exceptions))
     for refusal in refusals:

@@ -44,8 +44,8 @@ async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] 
 
     :raises ConfigRefused: if it cannot start with these settings; the text says what to change.
     """
-    callers_at = address(settings.listen.callers, insecure=settings.listen.insecure)
-    workers_at = address(settings.listen.workers, insecure=settings.listen.insecure)
+    callers_at = address(settings.callers, insecure=settings.listen.insecure)
+    workers_at = address(settings.workers, insecure=settings.listen.insecure)
     grants = [grant_of(worker) for worker in settings.worker]
     launches = [launch_of(worker) for worker in settings.worker if worker.command is not None]
     counters = Counters()

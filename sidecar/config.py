@@ -1,27 +1,34 @@
-"""Settings: one TOML file, checked whole before anything starts."""
+"""Settings: a TOML file, then the environment, then flags; checked whole before anything starts."""
 
 import ipaddress
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sidecar.calls.limits import CallLimits
 from sidecar.doors.address import Address
+from sidecar.mistakes import Lines, Mistake, mistakes_of
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 
 _UNIX = "unix:"
 # The kernel's limit is 108 with the zero that ends it.
 _PATH_BYTES = 107
+_VARIABLE = "PILLION__"
+_PATHS = ("state_dir", "token_file", "directory")
 _NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
 class ConfigRefused(ValueError):
     """The settings cannot be used. The text says what to change, a line for each mistake."""
+
+    def __init__(self, *mistakes: Mistake | str) -> None:
+        super().__init__("\n".join(map(str, mistakes)))
+        self.mistakes = mistakes
 
 
 def _only_known(kind: type) -> BeforeValidator:
@@ -45,9 +52,9 @@ class Listen(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    callers: str
-    """For callers: `unix:/path`, or `host:port` on loopback."""
-    workers: str
+    callers: str | None = None
+    """For callers: `unix:/path`, or `host:port` on loopback. None: a socket in the state directory."""
+    workers: str | None = None
     """For workers, likewise."""
     insecure: bool = False
     """Whether TCP on loopback is served to whoever connects. For tests alone."""
@@ -104,34 +111,123 @@ class Settings(BaseModel):
 
     state_dir: Path
     """Where what must last is kept. Private to this user."""
-    listen: Listen
+    listen: Listen = Listen()
     worker: tuple[Worker, ...] = ()
     limits: Limits = Limits()
 
+    @property
+    def callers(self) -> str:
+        """Where callers find the sidecar."""
+        return self.listen.callers or f"{_UNIX}{self.state_dir.absolute() / 'callers.sock'}"
 
-def load(path: Path) -> Settings:
-    """Reads and checks the settings.
+    @property
+    def workers(self) -> str:
+        """Where workers find it."""
+        return self.listen.workers or f"{_UNIX}{self.state_dir.absolute() / 'workers.sock'}"
 
-    :raises ConfigRefused: with a line for each mistake.
+
+class Layer(NamedTuple):
+    """Settings from one source. Later layers win, setting by setting."""
+
+    source: str
+    values: Mapping[str, Any]
+
+
+def read(path: Path | None, environment: Mapping[str, str], flags: Layer | None = None) -> Settings:
+    """The settings of a file, then of `PILLION__SECTION__KEY` variables, then of flags.
+
+    :raises ConfigRefused: with every mistake at once.
     """
+    text = ""
+    merged: dict[str, Any] = {}
+    source = "settings"
+    if path is not None:
+        source = str(path)
+        text = _text_of(path)
+        try:
+            merged = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigRefused(f"{path} is not TOML: {error}.") from None
+        # Paths in a file are meant from where the file is.
+        _anchor(merged, path.absolute().parent)
+    for layer in (_of_environment(environment), flags):
+        if layer is not None:
+            _merge(merged, layer.values)
+    if "state_dir" not in merged:
+        merged["state_dir"] = default_state_dir(environment)
     try:
-        raw = tomllib.loads(path.read_text("utf-8-sig"))
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigRefused(*mistakes_of(error, Settings, source, text)) from None
+    lines = Lines(text)
+    names = [worker.name for worker in settings.worker]
+    twice = [
+        Mistake(source, lines.of(("worker", number, "name")), ("worker", number, "name"), "is there twice")
+        for number, name in enumerate(names)
+        if name in names[:number]
+    ]
+    if twice:
+        raise ConfigRefused(*twice)
+    return settings
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """Where state is kept if nobody says: this user's state directory.
+
+    :raises ConfigRefused: where this user has none, as a process without a home.
+    """
+    if environment.get("XDG_STATE_HOME"):
+        return Path(environment["XDG_STATE_HOME"]) / "pillion"
+    if environment.get("HOME"):
+        return Path(environment["HOME"]) / ".local" / "state" / "pillion"
+    raise ConfigRefused("There is no HOME to keep state in; set state_dir, or PILLION__STATE_DIR.")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        # A byte order mark is no part of the text, and TOML knows both ends of a line.
+        return path.read_text("utf-8-sig")
     except OSError as error:
         raise ConfigRefused(f"{path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigRefused(f"{path} is not TOML: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigRefused(f"{path} is not UTF-8 from byte {error.start} on; save it as UTF-8.") from None
+
+
+def _of_environment(environment: Mapping[str, str]) -> Layer:
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        # The double underscore keeps away what a cluster makes for a service of this name: PILLION_PORT and such.
+        if variable.startswith(_VARIABLE):
+            *tables, key = variable.removeprefix(_VARIABLE).lower().split("__")
+            table = values
+            for name in tables:
+                table = table.setdefault(name, {})
+            table[key] = _value(text)
+    return Layer("environment", values)
+
+
+def _value(text: str) -> Any:
+    """A variable's text as TOML has it, else as text."""
     try:
-        settings = Settings.model_validate(raw)
-    except ValidationError as error:
-        mistakes = "\n".join(
-            f"{path}: {'.'.join(map(str, mistake['loc']))}: {mistake['msg']}." for mistake in error.errors()
-        )
-        raise ConfigRefused(mistakes) from None
-    names = [worker.name for worker in settings.worker]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigRefused(f"{path}: worker: {', '.join(twice)} is there twice; each worker has one name.")
-    return settings
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _anchor(values: dict[str, Any], directory: Path) -> None:
+    tables = [values, *(table for table in values.get("worker", ()) if isinstance(table, dict))]
+    for table in tables:
+        for key in _PATHS:
+            if isinstance(table.get(key), str):
+                table[key] = str(directory / table[key])
 
 
 def address(text: str, *, insecure: bool) -> Address:
