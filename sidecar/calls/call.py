@@ -88,6 +88,8 @@ class Call:
     joined: "Call | None" = None
     joiners: "list[Call] | None" = None
     started_sent = False
+    reports = 0
+    """How often its tool reported."""
     worker_set: WorkerSet | None = None
     due_slot: float | None = None
     _assignment: Assignment | None = None
@@ -119,6 +121,11 @@ class Call:
     def attempts(self) -> int:
         """How often its tool was invoked."""
         return self._attempt
+
+    @property
+    def worker_instance_id(self) -> str | None:
+        """The instance that runs it, if one does."""
+        return self._assignment.instance_id if self._assignment is not None else None
 
     # --- to an instance
 
@@ -193,6 +200,7 @@ class Call:
 
     def progressed(self, frame: Frame) -> None:
         """The tool reports."""
+        self.reports += 1
         if not self.started_sent:
             self._send_started()
         if self.idle_timeout is not None:

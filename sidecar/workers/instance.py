@@ -43,6 +43,11 @@ class Assignment:
         self.tool_name = tool_name
 
     @property
+    def instance_id(self) -> str:
+        """The instance."""
+        return self._instance.id
+
+    @property
     def invoked(self) -> bool:
         """Whether the message that holds the invoke was handed to the transport."""
         return self._lane.handed_over > 0
