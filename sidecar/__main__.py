@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 # gRPC looks for forks at every operation unless it is told before it loads that there are none without exec.
@@ -11,9 +12,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import anyio
 
-from sidecar.app import serve
 from sidecar.config import ConfigRefused, read
 from sidecar.memory import keep_memory_warm
+from sidecar.serving import serve
 from sidecar.storage import StoreRefused
 
 _USAGE = 2
@@ -30,7 +31,8 @@ def main() -> int:
     keep_memory_warm()
     refusals: list[str] = []
     try:
-        anyio.run(serve, read(arguments.config, os.environ), backend_options={"use_uvloop": True})
+        source = partial(read, arguments.config, os.environ)
+        anyio.run(serve, source, arguments.config, backend_options={"use_uvloop": True})
     except* (ConfigRefused, StoreRefused) as group:
         refusals.extend(map(str, group.exceptions))
     for refusal in refusals:

@@ -72,9 +72,7 @@ class Admin:
     ) -> ListCallsResponse:
         await self._check(context)
         running = [
-            call
-            for call in self._pipeline.running
-            if not request.HasField("tool") or call.tool_name == request.tool
+            call for call in self._pipeline.running if not request.HasField("tool") or call.tool_name == request.tool
         ]
         running.sort(key=lambda call: call.started_at)
         limit = min(request.limit, _MOST_LISTED) if request.HasField("limit") else _MOST_LISTED

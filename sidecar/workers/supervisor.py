@@ -29,30 +29,33 @@ class Launch:
 class Supervisor:
     """Starts the processes of each launch, starts them again when they end, and ends their whole trees at the stop."""
 
-    def __init__(self, catalogue: Catalogue, target: str, limits: WorkerLimits, counters: Counters) -> None:
+    def __init__(self, catalogue: Catalogue, limits: WorkerLimits, counters: Counters) -> None:
+        self.target = ""
+        """Where workers find the sidecar."""
         self._catalogue = catalogue
-        self._target = target
         self._limits = limits
         self._counters = counters
         self._guardian: Guardian | None = None
         self._slots: dict[str, list[asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def keep(self, launch: Launch) -> None:
         """Starts a launch's processes, and keeps as many of them."""
-        self._slots[launch.name] = [
-            asyncio.get_running_loop().create_task(self._keep(launch, number)) for number in range(launch.instances)
-        ]
+        loop = asyncio.get_running_loop()
+        self._slots[launch.name] = [loop.create_task(self._keep(launch, number)) for number in range(launch.instances)]
 
-    async def release(self, name: str) -> None:
-        """Ends a launch's processes, each asked first."""
-        slots = self._slots.pop(name, [])
-        for slot in slots:
+    def release(self, name: str) -> None:
+        """Ends a launch's processes, each in its own time: what it runs finishes first. Others may be started."""
+        for slot in self._slots.pop(name, ()):
             slot.cancel()
-        await asyncio.gather(*slots, return_exceptions=True)
+            self._ending.add(slot)
+            slot.add_done_callback(self._ending.discard)
 
     async def stop(self) -> None:
         """Ends everything that was started, and the guardian with it."""
-        await asyncio.gather(*(self.release(name) for name in tuple(self._slots)))
+        for name in tuple(self._slots):
+            self.release(name)
+        await asyncio.gather(*self._ending, return_exceptions=True)
         if self._guardian is not None:
             await self._guardian.end()
             self._guardian = None
@@ -93,7 +96,7 @@ class Supervisor:
         token = workers.grant.issue(holder)
         environment: dict[str, str] = {
             **launch.command.environment,
-            "PILLION_WORKER_TARGET": self._target,
+            "PILLION_WORKER_TARGET": self.target,
             "PILLION_WORKER_NAME": launch.name,
         }
         command = Command(
@@ -113,8 +116,8 @@ class Supervisor:
         try:
             return await self._watch(workers, holder, process)
         finally:
+            await self._end(workers, holder, process)
             workers.grant.revoke(holder)
-            await self._end(process)
             for output in outputs:
                 output.close()
 
@@ -143,8 +146,14 @@ class Supervisor:
             if workers.was_quarantined(holder):
                 return "was given up as hung, and ended"
 
-    async def _end(self, process: WorkerProcess) -> None:
-        """Asks a process to end, and kills it and all that came of it if it does not."""
+    async def _end(self, workers: WorkerSet, holder: str, process: WorkerProcess) -> None:
+        """Lets a process finish what it runs, asks it to end, and kills it and all that came of it if it does not."""
+        instance = workers.of_holder(holder)
+        if instance is not None and not process.exited.done():
+            workers.drain(instance)
+            idle = asyncio.ensure_future(instance.until_idle())
+            await asyncio.wait((idle, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
         if not process.exited.done():
             process.terminate()
             await asyncio.wait((process.exited,), timeout=self._limits.stop_grace)

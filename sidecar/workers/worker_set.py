@@ -240,6 +240,21 @@ class WorkerSet:
         earlier.stream.close()
         self._forget(earlier.id)
 
+    def regrant(self, grant: Grant) -> None:
+        """Has other rights from now on: instances drain, and tools that went are listed no more."""
+        self.grant = grant
+        for name in [name for name in self.tools if not grant.permits(name)]:
+            del self.tools[name]
+        for instance in tuple(self.instances.values()):
+            self.drain(instance)
+
+    def retire(self) -> None:
+        """Is configured no more: its tools are listed no more, what runs finishes, and what waits is refused."""
+        self.tools.clear()
+        for instance in tuple(self.instances.values()):
+            self.drain(instance)
+        self._waiting.serve(lambda _: True, Call.resolve_again)
+
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
         for _, timer in self._gone.values():
