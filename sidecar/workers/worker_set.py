@@ -253,7 +253,10 @@ class WorkerSet:
         self.tools.clear()
         for instance in tuple(self.instances.values()):
             self.drain(instance)
-        self._waiting.serve(lambda _: True, Call.resolve_again)
+        waiting, self._waiting = self._waiting, {}
+        for queue in waiting.values():
+            while queue:
+                queue.pop().resolve_again()
 
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
