@@ -28,7 +28,7 @@ _WHY_STOPPED = {
     CancelReason.CANCEL_REASON_CALLER: "The caller cancelled the call.",
     CancelReason.CANCEL_REASON_PARENT: "The outer call ended.",
     CancelReason.CANCEL_REASON_DISCONNECT: "The caller's stream was lost.",
-    CancelReason.CANCEL_REASON_DRAIN: "The sidecar is stopping.",
+    CancelReason.CANCEL_REASON_DRAIN: "The sidecar or the worker is stopping.",
     CancelReason.CANCEL_REASON_SCOPE_ENDED: "The run or session was ended.",
     CancelReason.CANCEL_REASON_OPERATOR: "An operator cancelled the call.",
 }

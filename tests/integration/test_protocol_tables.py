@@ -5,8 +5,6 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from sidecar._gen.pillion.v1.bus_pb2 import KvGet
@@ -26,7 +24,6 @@ from tests.support import (
     CallLimits,
     Invocation,
     MemoryHost,
-    SocketHost,
     StartHost,
     WireLimits,
     WorkerLimits,
@@ -818,23 +815,3 @@ async def test_a_stream_ends_as_its_row_says(
     assert end.code.name == rows[ending]
     assert end.message
     assert text(end.message)
-
-
-# --- RPCs
-
-
-@pytest.mark.parametrize("transport", ["unix"])
-async def test_an_rpc_is_there_or_refused_as_its_row_says(socket_host: SocketHost) -> None:
-    async with grpc.aio.insecure_channel(socket_host.callers_at) as channel:
-        for row in table(PROTOCOL, "RPCs"):
-            if row["Listener"] != "callers":
-                continue
-            method = f"/pillion.v1.{row['RPC'].replace('.', '/')}"
-            # Streams both ways are called as such, and so is anything else: what is refused reads nothing.
-            stream = channel.stream_stream(method)(iter([b""]))
-            asked = asyncio.ensure_future(stream.read())
-            done, _ = await asyncio.wait((asked,), timeout=0.5 if row["Now"] == "yes" else None)
-            refused = bool(done) and await stream.code() is grpc.StatusCode.UNIMPLEMENTED
-            stream.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-            assert refused is (row["Now"] == "no"), row["RPC"]

@@ -27,6 +27,7 @@ TIMEOUT = 300.0
 _NAMED = re.compile(r"(law_\d+|guarantee_\d\d)(?:_\w+)?")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) \S+::(\w+)", re.MULTILINE)
 _TESTS_FAILED = 1
+_NONE_COLLECTED = 5
 _worktrees = Lock()
 
 
@@ -68,7 +69,10 @@ def _try(patch: Path) -> Verdict:
         if applied.returncode:
             return Verdict(patch.stem, noticed=False, text=f"it does not apply: {applied.stderr.strip()}")
         try:
-            tests = _run_tests(tree, f"{named[1]}_")
+            # In memory first, which takes no time; over sockets only what is not noticed there.
+            tests = _run_tests(tree, f"{named[1]}_ and not (unix or tcp)")
+            if tests.returncode in (0, _NONE_COLLECTED):
+                tests = _run_tests(tree, f"{named[1]}_ and (unix or tcp)")
         except subprocess.TimeoutExpired:
             return Verdict(patch.stem, noticed=False, text=f"its tests did not end within {TIMEOUT:g} s")
     took = f"{time.perf_counter() - begun:.1f} s"

@@ -13,7 +13,7 @@ from sidecar.wire.transport import StreamLost
 from tests.support.links import End, Link
 
 _REAL_PATIENCE = 15.0
-_VIRTUAL_PATIENCE = 3_600.0
+_VIRTUAL_PATIENCE = 300.0
 
 
 class Peer:

@@ -158,7 +158,8 @@ async def test_records_expire_and_are_swept_a_few_at_a_time(
     store: SqliteIdempotencyStore, database: Database, clock: Clock
 ) -> None:
     for number in range(40):
-        await store.begin(ANN._replace(owner=ANN.owner._replace(subject=f"named:{number}")), "tool", "key", b"d", "exec")
+        another = ANN._replace(owner=ANN.owner._replace(subject=f"named:{number}"))
+        await store.begin(another, "tool", "key", b"d", "exec")
     clock.now += 100
 
     assert await store.find(ANN._replace(owner=ANN.owner._replace(subject="named:1")), "tool", "key") is None
