@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from sidecar.calls.limits import CallLimits
 from sidecar.doors.address import Address
-from sidecar.mistakes import Lines, Mistake, mistakes_of
+from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 
@@ -127,10 +127,11 @@ class Settings(BaseModel):
 
 
 class Layer(NamedTuple):
-    """Settings from one source. Later layers win, setting by setting."""
+    """Settings that do not come from the file. Later layers win, setting by setting."""
 
-    source: str
     values: Mapping[str, Any]
+    sources: Mapping[Place, str]
+    """The variable or flag that each of them came by."""
 
 
 def read(path: Path | None, environment: Mapping[str, str], flags: Layer | None = None) -> Settings:
@@ -150,15 +151,17 @@ def read(path: Path | None, environment: Mapping[str, str], flags: Layer | None 
             raise ConfigRefused(f"{path} is not TOML: {error}.") from None
         # Paths in a file are meant from where the file is.
         _anchor(merged, path.absolute().parent)
+    sources: dict[Place, str] = {}
     for layer in (_of_environment(environment), flags):
         if layer is not None:
             _merge(merged, layer.values)
+            sources |= layer.sources
     if "state_dir" not in merged:
         merged["state_dir"] = default_state_dir(environment)
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
-        raise ConfigRefused(*mistakes_of(error, Settings, source, text)) from None
+        raise ConfigRefused(*mistakes_of(error, Settings, source, text, sources)) from None
     lines = Lines(text)
     names = [worker.name for worker in settings.worker]
     twice = [
@@ -195,15 +198,17 @@ def _text_of(path: Path) -> str:
 
 def _of_environment(environment: Mapping[str, str]) -> Layer:
     values: dict[str, Any] = {}
+    sources: dict[Place, str] = {}
     for variable, text in environment.items():
         # The double underscore keeps away what a cluster makes for a service of this name: PILLION_PORT and such.
         if variable.startswith(_VARIABLE):
-            *tables, key = variable.removeprefix(_VARIABLE).lower().split("__")
-            table = values
-            for name in tables:
-                table = table.setdefault(name, {})
-            table[key] = _value(text)
-    return Layer("environment", values)
+            *tables, key = place = tuple(variable.removeprefix(_VARIABLE).lower().split("__"))
+            sources[place] = variable
+            layer: dict[str, Any] = {key: _value(text)}
+            for table in reversed(tables):
+                layer = {table: layer}
+            _merge(values, layer)
+    return Layer(values, sources)
 
 
 def _value(text: str) -> Any:
@@ -223,11 +228,20 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _anchor(values: dict[str, Any], directory: Path) -> None:
-    tables = [values, *(table for table in values.get("worker", ()) if isinstance(table, dict))]
+    """Makes the paths of a file those that are meant: from where the file is."""
+    workers = values.get("worker")
+    tables = [values, *(table for table in (workers if isinstance(workers, list) else ()) if isinstance(table, dict))]
     for table in tables:
+        if "command" in table:
+            table.setdefault("directory", str(directory))
         for key in _PATHS:
             if isinstance(table.get(key), str):
                 table[key] = str(directory / table[key])
+    listen = values.get("listen")
+    if isinstance(listen, dict):
+        for key, place in listen.items():
+            if isinstance(place, str) and place.startswith(_UNIX):
+                listen[key] = f"{_UNIX}{directory / place.removeprefix(_UNIX)}"
 
 
 def address(text: str, *, insecure: bool) -> Address:

@@ -28,6 +28,8 @@ _SAID = {
     "model_attributes_type": "must be a table",
     "dataclass_type": "must be a table",
     "dict_type": "must be a table",
+    "string_pattern_mismatch": "must be 1 to 64 letters, digits, hyphens and underscores",
+    "too_short": "must not be empty",
 }
 
 
@@ -55,15 +57,24 @@ def dotted(place: Place) -> str:
     return text
 
 
-def mistakes_of(error: ValidationError, model: type[BaseModel], source: str, text: str) -> list[Mistake]:
-    """Every mistake that a check of the settings found, in order of lines."""
+def mistakes_of(
+    error: ValidationError, model: type[BaseModel], file: str, text: str, sources: Mapping[Place, str]
+) -> list[Mistake]:
+    """Every mistake that a check of the settings found, in order of lines. `sources`: of what is not of the file."""
     lines = Lines(text)
     found: dict[tuple[Place, str], Mistake] = {}
     for detail in error.errors():
         place = tuple(step for step in detail["loc"] if not _is_internal(step))
         message = _message(detail, model, place)
-        found.setdefault((place, message), Mistake(source, lines.of(place), place, message))
+        source = next((sources[part] for part in _around(place) if part in sources), None)
+        line = lines.of(place) if source is None else None
+        found.setdefault((place, message), Mistake(source or file, line, place, message))
     return sorted(found.values(), key=lambda mistake: (mistake.line is None, mistake.line or 0))
+
+
+def _around(place: Place) -> Iterable[Place]:
+    """A place, and what is around it, from the inside out."""
+    return (place[:length] for length in range(len(place), 0, -1))
 
 
 def _is_internal(step: str | int) -> bool:
@@ -82,7 +93,7 @@ def _message(detail: Mapping[str, Any], model: type[BaseModel], place: Place) ->
         return str(detail["ctx"]["error"]).rstrip(".")
     if kind in _SAID:
         return _SAID[kind]
-    said = str(detail["msg"])
+    said = str(detail["msg"]).replace("Input should", "must")
     return said[0].lower() + said[1:]
 
 
@@ -129,10 +140,7 @@ class Lines:
 
     def of(self, place: Place) -> int | None:
         """The line of a setting, else that of the nearest table around it."""
-        for length in range(len(place), 0, -1):
-            if place[:length] in self._lines:
-                return self._lines[place[:length]]
-        return None
+        return next((self._lines[part] for part in _around(place) if part in self._lines), None)
 
     @staticmethod
     def _enter(is_array: bool, names: Iterable[str], counts: dict[Place, int]) -> Place:  # noqa: FBT001  # of TOML itself

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     keep_memory_warm()
     file = settings_file(options)
-    source = partial(read, file, os.environ, Layer("flags", _flags(options)))
+    source = partial(read, file, os.environ, _flags(options))
     refusals: list[str] = []
     try:
         anyio.run(serve, source, file, backend_options={"use_uvloop": True})
@@ -37,11 +37,13 @@ def run(options: argparse.Namespace) -> int:
     return USAGE if refusals else 0
 
 
-def _flags(options: argparse.Namespace) -> dict[str, Any]:
+def _flags(options: argparse.Namespace) -> Layer:
     values: dict[str, Any] = {}
     if options.state_dir is not None:
         values["state_dir"] = str(options.state_dir.absolute())
     listen = {name: getattr(options, name) for name in ("callers", "workers") if getattr(options, name) is not None}
     if listen:
         values["listen"] = listen
-    return values
+    return Layer(
+        values, {("state_dir",): "--state-dir", ("listen", "callers"): "--callers", ("listen", "workers"): "--workers"}
+    )
