@@ -16,6 +16,7 @@ from tests.support import (
     SidecarProcess,
     SocketHost,
     StartHost,
+    StartProcess,
     VirtualTimeLoop,
     WireLimits,
     WorkerLimits,
@@ -113,3 +114,21 @@ async def sidecar_process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
     await process.start()
     yield process
     await process.aclose()
+
+
+@pytest.fixture
+async def start_process(tmp_path: Path) -> AsyncIterator[StartProcess]:
+    """Starts a sidecar in a process of its own, with these workers in its settings; marked `on_unix` as well."""
+    started: list[SidecarProcess] = []
+
+    async def start(workers: str) -> SidecarProcess:
+        assert not started, "there is one at a time"
+        process = SidecarProcess(tmp_path, {})
+        process.write(workers)
+        started.append(process)
+        await process.start()
+        return process
+
+    yield start
+    for process in started:
+        await process.aclose()
