@@ -61,7 +61,7 @@ async def escapees(tree: SidecarProcess) -> list[psutil.Process]:
     async with asyncio.timeout(PATIENCE):
         while True:
             guardian = guardian_of(tree)
-            own = [child for child in guardian.children() if child.environ() == {}]
+            own = [child for child in guardian.children() if child.environ().keys() == {MARK}]
             if own:
                 return own
             await asyncio.sleep(_POLL_SECONDS)

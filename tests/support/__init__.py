@@ -23,9 +23,10 @@ nothing more can happen without time going on. `host` has default limits; `start
 Over sockets nobody sleeps to wait for something: `await peer.flush()` returns once the sidecar has handled all that the
 peer sent. Every wait ends in an error that says what did not come. `memory_host` is the host in memory with its parts
 (`pipeline`, `catalogue`, `streams`, `counts`, `store`) to be looked at; `socket_host` is the whole sidecar, with
-`callers_at` and `workers_at`; `sidecar_process` is one that can be killed, for tests marked `@on_unix`; `hosted` has it start workers. `attach` gives
-a worker that was welcomed, `host.worker()` one that has not said hello. Worker sets, their tools and tokens are in
-`SETS` and `token_of`. All peers and hosts are closed by the fixtures.
+`callers_at` and `workers_at`; `sidecar_process` is one that can be killed, for tests marked `@on_unix`, and
+`start_process` is a fixture that starts one with `hosted` workers of its own. `attach` gives a worker that was
+welcomed, `host.worker()` one that has not said hello. Worker sets, their tools and tokens are in `SETS` and `token_of`.
+All peers and hosts are closed by the fixtures.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ def hosted(name: str, tools: str, *options: str, settings: str = "") -> str:
 class SidecarProcess:
     """`python -m sidecar` over unix sockets in a directory, which outlives it: start it again after a kill.
 
-    `write` gives it other workers, which it takes over by itself, or at once by `reload`. What it says is kept in `said`.
+    `write` gives it other workers, which a running one takes over when it sees them. What it says is kept in `said`.
     """
 
     transport = "unix"

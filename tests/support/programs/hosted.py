@@ -1,7 +1,7 @@
 """A worker that a sidecar starts, whose tools and bad habits its arguments name.
 
-Tools: `echo` answers its arguments, `label` who answered, `wait` reports once and ends after some seconds, `block` keeps
-a thread busy for as long, `pid` tells the process.
+Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
+the latter with the time, and `block` keeps a thread busy for as long.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from grpc import aio
 from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, tool_pb2, worker_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame, Pong
 
+_MARK = "PILLION_TEST_MARK"
 _ENDLESS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
@@ -86,11 +87,11 @@ class Worker:
 
     async def _value(self, call: int, tool: str, arguments: dict[str, Any]) -> Any:
         match tool:
-            case "wait":
+            case "wait" | "clock":
                 try:
                     await asyncio.wait_for(self.running[call].wait(), arguments["seconds"])
                 except TimeoutError:
-                    return self.label
+                    return self.label if tool == "wait" else time.monotonic()
                 return "cancelled"
             case "block":
                 done, loop = asyncio.Event(), asyncio.get_running_loop()
