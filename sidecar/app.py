@@ -21,6 +21,7 @@ from sidecar.doors.worker_host import worker_host_handler
 from sidecar.launches import grant_of, launch_of
 from sidecar.locks import FileLock, InUse
 from sidecar.policy import LocalPolicy
+from sidecar.reporting import reporting
 from sidecar.storage import Database, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
 from sidecar.wire.streams import Streams
@@ -84,7 +85,10 @@ class Sidecar:
         with _private_places(settings, callers_at, workers_at):
             await self._database.open()
             try:
-                async with anyio.create_task_group() as tasks:
+                async with (
+                    reporting(settings, self._pipeline, self._catalogue, self._streams),
+                    anyio.create_task_group() as tasks,
+                ):
                     await self._listen(callers_at, workers_at)
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._tell_health)
@@ -143,7 +147,7 @@ class Sidecar:
         """
         fixed = [
             name
-            for name in ("state_dir", "listen", "limits")
+            for name in ("state_dir", "listen", "limits", "log", "metrics", "tracing")
             if getattr(settings, name) != getattr(self.settings, name)
         ]
         if fixed:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sidecar.calls.limits import CallLimits
 from sidecar.doors.address import Address
 from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
+from sidecar.telemetry.logs import Format, Level
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 
@@ -20,6 +22,7 @@ _UNIX = "unix:"
 _PATH_BYTES = 107
 _VARIABLE = "PILLION__"
 _PATHS = ("state_dir", "token_file", "directory")
+_LAST_PORT = 65_535
 _NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
@@ -75,8 +78,8 @@ class Worker(BaseModel):
     """What the sidecar starts, and keeps running; none for a worker that is started elsewhere."""
     directory: Path | None = None
     """Where the command is run. None: where the settings are."""
-    environment: dict[str, str] = {}
-    """Variables to set for it."""
+    environment: dict[str, str] = Field(default={}, repr=False)
+    """Variables to set for it. They may hold secrets, so they are not printed."""
     inherit: tuple[str, ...] = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH")
     """Variables of the sidecar that it may see. All others are not passed on."""
     instances: int = Field(default=1, ge=1, le=256)
@@ -104,6 +107,73 @@ class Limits(BaseModel):
     """Of workers."""
 
 
+class Log(BaseModel):
+    """What is logged, to the standard error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Format | None = None
+    """None: text on a terminal, JSON elsewhere."""
+    level: Level = "info"
+    """The least of what is logged of the sidecar and its workers; of libraries it is warnings."""
+
+
+class Metrics(BaseModel):
+    """Where `/metrics` is served for Prometheus."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: str
+    """`host:port`, on loopback unless `public` is set."""
+    public: bool = False
+    """Whether an address off loopback is meant: whoever reaches it may read."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.listen.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+            raise ValueError(f"{self.listen} is no address; write 127.0.0.1:9464, say")
+        if not self.public and not _is_loopback(self.place[0]):
+            raise ValueError(
+                f"{self.listen} is not on loopback, where anyone could read; listen on 127.0.0.1, or set "
+                "metrics.public if that is meant"
+            )
+        return self
+
+
+class Tracing(BaseModel):
+    """Where the spans of calls go, over OTLP by gRPC."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: str
+    """The collector: `http://host:4317`, or `https://` where it has a certificate."""
+    ratio: float = Field(default=1.0, ge=0, le=1)
+    """How many of the traces that begin here are kept; one that a caller began is kept if the caller keeps it."""
+    service: str = Field(default="pillion", min_length=1)
+    """The `service.name` of the spans."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        try:
+            parts = urlsplit(self.endpoint)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and bool(parts.port)
+        except ValueError:
+            usable = False
+        else:
+            usable = usable and parts.username is None and not parts.path.strip("/")
+        if not usable:
+            # It is not quoted: there may be a password in it.
+            raise ValueError("the endpoint is no http://host:port without a user or path; write http://127.0.0.1:4317")
+        return self
+
+
 class Settings(BaseModel):
     """All settings."""
 
@@ -114,6 +184,11 @@ class Settings(BaseModel):
     listen: Listen = Listen()
     worker: tuple[Worker, ...] = ()
     limits: Limits = Limits()
+    log: Log = Log()
+    metrics: Metrics | None = None
+    """None: not served."""
+    tracing: Tracing | None = None
+    """None: no spans; a caller's trace context is passed on as it came."""
 
     @property
     def callers(self) -> str:

@@ -15,6 +15,7 @@ from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
+from sidecar.telemetry.spans import Span
 
 if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
@@ -92,6 +93,8 @@ class Call:
     """How often its tool reported."""
     worker_set: WorkerSet | None = None
     due_slot: float | None = None
+    span: Span | None = None
+    """Its span, where calls are traced."""
     _assignment: Assignment | None = None
     _attempt = 0
     _cause: Failure | None = None

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ class Command:
 
     arguments: Sequence[str]
     directory: str | None
-    environment: Mapping[str, str]
-    """All of it: nothing is inherited."""
+    environment: Mapping[str, str] = field(repr=False)
+    """All of it: nothing is inherited. It may hold secrets, so it is not printed."""
     user: int | None
     group: int | None
 

@@ -11,6 +11,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
+from sidecar.telemetry.readings import SetReading
 from sidecar.workers.grant import Grant
 from sidecar.workers.instance import Instance, InstanceState
 from sidecar.workers.limits import WorkerLimits
@@ -63,6 +64,19 @@ class WorkerSet:
             instance.state is InstanceState.ACTIVE and tool_name in instance.tools
             for instance in self.instances.values()
         )
+
+    def reading(self) -> SetReading:
+        """How it is at this moment."""
+        states = {state.name.lower(): 0 for state in InstanceState}
+        slots = taken = leaked = 0
+        for instance in self.instances.values():
+            states[instance.state.name.lower()] += 1
+            slots += instance.concurrency
+            taken += len(instance.running)
+            leaked += instance.leaked
+        # Those that may still come back have no stream and no slots.
+        states[InstanceState.GONE.name.lower()] = len(self._gone)
+        return SetReading(self.name, states, slots, taken, leaked, len(self._waiting))
 
     def place(self, call: Call) -> None:
         """Gives the call an instance, now or when one is free.
