@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sidecar.calls.limits import CallLimits
 from sidecar.doors.address import Address
@@ -134,15 +134,20 @@ class Metrics(BaseModel):
         host, _, port = self.listen.rpartition(":")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
-    @model_validator(mode="after")
-    def _safe(self) -> Self:
-        host, _, port = self.listen.rpartition(":")
+    @field_validator("listen")
+    @classmethod
+    def _is_address(cls, text: str) -> str:
+        host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > _LAST_PORT:
-            raise ValueError(f"{self.listen} is no address; write 127.0.0.1:9464, say")
+            raise ValueError("is no address; write 127.0.0.1:9464, say")
+        return text
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
         if not self.public and not _is_loopback(self.place[0]):
             raise ValueError(
-                f"{self.listen} is not on loopback, where anyone could read; listen on 127.0.0.1, or set "
-                "metrics.public if that is meant"
+                f"listens off loopback, at {self.listen}, where anyone could read; listen on 127.0.0.1, or set public "
+                "if that is meant"
             )
         return self
 
@@ -159,10 +164,11 @@ class Tracing(BaseModel):
     service: str = Field(default="pillion", min_length=1)
     """The `service.name` of the spans."""
 
-    @model_validator(mode="after")
-    def _usable(self) -> Self:
+    @field_validator("endpoint")
+    @classmethod
+    def _is_collector(cls, text: str) -> str:
         try:
-            parts = urlsplit(self.endpoint)
+            parts = urlsplit(text)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and bool(parts.port)
         except ValueError:
             usable = False
@@ -170,8 +176,8 @@ class Tracing(BaseModel):
             usable = usable and parts.username is None and not parts.path.strip("/")
         if not usable:
             # It is not quoted: there may be a password in it.
-            raise ValueError("the endpoint is no http://host:port without a user or path; write http://127.0.0.1:4317")
-        return self
+            raise ValueError("is no http://host:port without user and path; write http://127.0.0.1:4317, say")
+        return text
 
 
 class Settings(BaseModel):

@@ -4,6 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
+
+import anyio
 
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Metrics, Settings, Tracing
@@ -15,6 +18,29 @@ from sidecar.workers.catalogue import Catalogue
 
 _log = logging.getLogger(__name__)
 
+_PACKAGES = {
+    "metrics": ("prometheus_client", "metrics"),
+    "tracing": ("opentelemetry.exporter.otlp.proto.grpc", "telemetry"),
+}
+"""By section of the settings: the package that it needs, and the extra that brings it."""
+
+
+def lacking(settings: Settings) -> list[str]:
+    """A sentence for each package that the settings need and that is not installed."""
+    return [
+        f"[{section}] needs {package}, which is not installed: pip install 'pillion-sidecar[{extra}]'."
+        for section, (package, extra) in _PACKAGES.items()
+        if getattr(settings, section) is not None and not _is_installed(package)
+    ]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        # Nor is what it is in.
+        return False
+
 
 @asynccontextmanager
 async def reporting(
@@ -24,7 +50,10 @@ async def reporting(
 
     :raises ConfigRefused: if a package is missing or an address cannot be had; the text says what to change.
     """
-    async with AsyncExitStack() as running:
+    for sentence in lacking(settings):
+        raise ConfigRefused(sentence)
+    running = AsyncExitStack()
+    try:
         if settings.tracing is not None:
             await _trace(settings.tracing, pipeline, running)
         if settings.metrics is not None:
@@ -40,13 +69,14 @@ async def reporting(
 
             await _serve(settings.metrics, pipeline, read, running)
         yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await running.aclose()
 
 
 async def _trace(settings: Tracing, pipeline: Pipeline, running: AsyncExitStack) -> None:
-    try:
-        from sidecar.telemetry import traces
-    except ModuleNotFoundError as error:
-        raise _missing(error, "tracing", "telemetry") from None
+    from sidecar.telemetry import traces
+
     tracer = traces.OtlpTracer(
         settings.endpoint, settings.ratio, settings.service, pipeline.ids.process, pipeline.counters
     )
@@ -56,10 +86,8 @@ async def _trace(settings: Tracing, pipeline: Pipeline, running: AsyncExitStack)
 
 
 async def _serve(settings: Metrics, pipeline: Pipeline, read: Callable[[], Reading], running: AsyncExitStack) -> None:
-    try:
-        from sidecar.telemetry import metrics
-    except ModuleNotFoundError as error:
-        raise _missing(error, "metrics", "metrics") from None
+    from sidecar.telemetry import metrics
+
     lag = LoopLag()
     measured = metrics.Metrics(pipeline.counters, pipeline.durations, lag.durations, read)
 
@@ -72,15 +100,9 @@ async def _serve(settings: Metrics, pipeline: Pipeline, read: Callable[[], Readi
         address = await server.open(*settings.place)
     except OSError as error:
         raise ConfigRefused(
-            f"metrics.listen: {settings.listen} cannot be listened on: {error.strerror or error}; use another port."
+            f"metrics.listen {settings.listen} cannot be listened on: {error.strerror or error}; use another port."
         ) from None
     running.push_async_callback(server.aclose)
     measuring = asyncio.get_running_loop().create_task(lag.run())
     running.callback(measuring.cancel)
     _log.info("metrics at %s", address)
-
-
-def _missing(error: ModuleNotFoundError, section: str, extra: str) -> ConfigRefused:
-    return ConfigRefused(
-        f"[{section}] needs the package {error.name}, which is not installed: pip install 'pillion-sidecar[{extra}]'."
-    )

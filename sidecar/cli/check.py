@@ -8,6 +8,7 @@ from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE, settings_file
 from sidecar.config import ConfigRefused, Settings, address, read
 from sidecar.launches import grant_of, launch_of
+from sidecar.reporting import lacking
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,13 +30,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _mistakes(settings: Settings) -> list[str]:
-    """What is wrong with settings that can be read: addresses, files, commands and users."""
+    """What is wrong with settings that can be read: addresses, packages, files, commands and users."""
     found: list[str] = []
     for text in (settings.callers, settings.workers):
         try:
             address(text, insecure=settings.listen.insecure)
         except ConfigRefused as refused:
             found.append(str(refused))
+    found += lacking(settings)
     for worker in settings.worker:
         try:
             grant_of(worker)
@@ -54,6 +56,8 @@ def _warnings(settings: Settings) -> list[str]:
         for worker in settings.worker
         if worker.command is not None and worker.user is None
     ]
+    if settings.metrics is not None and settings.metrics.public:
+        warnings.append(f"metrics.public serves the metrics to whoever reaches {settings.metrics.listen}.")
     if settings.listen.insecure:
         warnings.append("listen.insecure serves TCP on loopback to every user of this machine; it is for tests alone.")
     return warnings

@@ -1,8 +1,8 @@
 """`pillion serve`."""
 
 import argparse
-import logging
 import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,18 @@ from sidecar.config import ConfigRefused, Layer, read
 from sidecar.memory import keep_memory_warm
 from sidecar.serving import serve
 from sidecar.storage import StoreRefused
+from sidecar.telemetry.logs import set_up
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs a sidecar until it is told to stop; answers the exit code: 2 where the settings cannot be used."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # A peer that leaves while it is written to is ordinary, and decided elsewhere.
-    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     keep_memory_warm()
     file = settings_file(options)
     source = partial(read, file, os.environ, _flags(options))
     refusals: list[str] = []
     try:
+        log = source().log
+        set_up(sys.stderr, log.format, log.level)
         anyio.run(serve, source, file, backend_options={"use_uvloop": True})
     except* (ConfigRefused, StoreRefused) as group:
         refusals.extend(map(str, group.exceptions))

@@ -10,7 +10,7 @@ from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import LogLevel, RefusedTool, WorkerHello
 from sidecar.calls.outbound import refused
-from sidecar.calls.outcome import cut, one_line
+from sidecar.calls.outcome import cut
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
 from sidecar.wire.batch import FrameHead
@@ -124,18 +124,13 @@ class AttachSession:
         call = assignment.call if assignment is not None else None
         _worker_log.log(
             _LEVELS.get(line.level, logging.INFO),
-            "%s %s: %s",
-            instance.id,
-            call.execution_id if call is not None else "-",
-            one_line(cut(line.message, _LOG_LINE_BYTES)),
+            "%s",
+            cut(line.message, _LOG_LINE_BYTES),
             extra={
                 "worker": instance.workers.name,
                 "instance": instance.id,
                 "execution_id": call.execution_id if call is not None else None,
-                "fields": {
-                    one_line(cut(name, _LOG_FIELD_BYTES)): one_line(cut(value, _LOG_FIELD_BYTES))
-                    for name, value in fields
-                },
+                "fields": {cut(name, _LOG_FIELD_BYTES): cut(value, _LOG_FIELD_BYTES) for name, value in fields},
             },
         )
 

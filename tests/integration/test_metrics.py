@@ -16,8 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar.app import serve
-from sidecar.config import ConfigRefused, Metrics, Settings, load
+from sidecar.config import ConfigRefused, Metrics, Settings, read
 from sidecar.telemetry import Counters, Durations, exposition
 from sidecar.telemetry.lag import LoopLag
 from sidecar.telemetry.metrics import Metrics as Measured
@@ -429,7 +428,7 @@ def _load(tmp_path: Path, *lines: str) -> Settings:
     path = tmp_path / "pillion.toml"
     listen = ("[listen]", 'callers = "unix:/c"', 'workers = "unix:/w"')
     path.write_text("\n".join((f'state_dir = "{tmp_path}"', *listen, *lines)))
-    return load(path)
+    return read(path, {})
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:9464", "[::1]:9464", "localhost:1"])
@@ -442,14 +441,14 @@ def test_loopback_is_listened_on(tmp_path: Path, listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9464", "[::]:9464", "10.0.0.1:9464", "example.org:9464"])
 def test_off_loopback_is_refused_unless_it_is_meant(tmp_path: Path, listen: str) -> None:
-    with pytest.raises(ConfigRefused, match=r"metrics: .*is not on loopback.*set metrics\.public if that is meant"):
+    with pytest.raises(ConfigRefused, match=r":5: metrics listens off loopback, .*set public if that is meant"):
         _load(tmp_path, "[metrics]", f'listen = "{listen}"')
     assert _load(tmp_path, "[metrics]", f'listen = "{listen}"', "public = true").metrics is not None
 
 
 @pytest.mark.parametrize("listen", ["9464", "127.0.0.1", "127.0.0.1:x", ":9464", "127.0.0.1:65536", "unix:/m"])
 def test_what_is_no_address_is_refused(tmp_path: Path, listen: str) -> None:
-    with pytest.raises(ConfigRefused, match=r"is no address; write 127\.0\.0\.1:9464, say"):
+    with pytest.raises(ConfigRefused, match=r":6: metrics\.listen is no address; write 127\.0\.0\.1:9464, say"):
         _load(tmp_path, "[metrics]", f'listen = "{listen}"')
 
 
@@ -459,19 +458,17 @@ async def test_a_port_in_use_is_refused_by_name(transport: str, tmp_path: Path) 
     port = server.sockets[0].getsockname()[1]
     made = settings(Setup(), transport, tmp_path)
     made = made.model_copy(update={"metrics": Metrics(listen=f"127.0.0.1:{port}")})
-    with pytest.raises(ConfigRefused, match=rf"metrics\.listen: 127\.0\.0\.1:{port} cannot be listened on"):
-        await serve(made)
+    with pytest.raises(ConfigRefused, match=rf"metrics\.listen 127\.0\.0\.1:{port} cannot be listened on"):
+        await SocketHost(transport, made).open()
     server.close()
 
 
 @on_unix
 async def test_a_missing_package_is_named(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "sidecar.telemetry.metrics")
-    monkeypatch.delattr("sidecar.telemetry.metrics")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     made = settings(Setup(), transport, tmp_path).model_copy(update={"metrics": _LOOPBACK})
-    with pytest.raises(ConfigRefused, match=r"needs the package prometheus_client.*pillion-sidecar\[metrics\]"):
-        await serve(made)
+    with pytest.raises(ConfigRefused, match=r"needs prometheus_client, .*pillion-sidecar\[metrics\]"):
+        await SocketHost(transport, made).open()
 
 
 def test_nothing_of_it_is_imported_where_it_is_not_configured() -> None:

@@ -25,7 +25,6 @@ from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sidecar._gen.pillion.v1.context_pb2 import Trace
-from sidecar.app import serve
 from sidecar.config import ConfigRefused, Tracing
 from tests.support import READ, CallLimits, MemoryHost, Setup, SocketHost, attach, failure, on_unix, settings, tool
 
@@ -357,10 +356,8 @@ async def test_a_missing_package_is_named(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.delitem(sys.modules, "sidecar.telemetry.traces", raising=False)
-    monkeypatch.delattr("sidecar.telemetry.traces", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
     tracing = Tracing(endpoint="http://127.0.0.1:4317")
     made = settings(Setup(), transport, tmp_path).model_copy(update={"tracing": tracing})
-    with pytest.raises(ConfigRefused, match=r"needs the package opentelemetry\..*pillion-sidecar\[telemetry\]"):
-        await serve(made)
+    with pytest.raises(ConfigRefused, match=r"needs opentelemetry\..*pillion-sidecar\[telemetry\]"):
+        await SocketHost(transport, made).open()
