@@ -1,42 +1,8 @@
-"""`python -m sidecar --config FILE`: runs a sidecar until it is told to stop."""
+"""`python -m sidecar`: the program `pillion`, where it is not installed."""
 
-import argparse
-import logging
-import os
 import sys
-from pathlib import Path
 
-# gRPC looks for forks at every operation unless it is told before it loads that there are none without exec.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-import anyio
-
-from sidecar.app import serve
-from sidecar.config import ConfigRefused, load
-from sidecar.memory import keep_memory_warm
-from sidecar.storage import StoreRefused
-
-_USAGE = 2
-
-
-def main() -> int:
-    """Runs the program; answers its exit code: 2 where the settings cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m sidecar", description="Run a Pillion sidecar.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the settings, as TOML")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # A peer that leaves while it is written to is ordinary, and decided elsewhere.
-    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
-    keep_memory_warm()
-    refusals: list[str] = []
-    try:
-        anyio.run(serve, load(arguments.config), backend_options={"use_uvloop": True})
-    except* (ConfigRefused, StoreRefused) as group:
-        refusals.extend(map(str, group.exceptions))
-    for refusal in refusals:
-        sys.stderr.write(f"{refusal}\n")
-    return _USAGE if refusals else 0
-
+from sidecar.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,138 +3,198 @@
 import contextlib
 import logging
 import os
-import signal
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskStatus
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.calls.pipeline import Pipeline
-from sidecar.config import ConfigRefused, Settings, address, token_of
+from sidecar.config import ConfigRefused, Settings, address
 from sidecar.doors.address import Address
+from sidecar.doors.admin import Admin
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners, allowed_principals, principal_of
 from sidecar.doors.tool_host import ToolHost
 from sidecar.doors.worker_host import worker_host_handler
+from sidecar.launches import grant_of, launch_of
 from sidecar.locks import FileLock, InUse
 from sidecar.policy import LocalPolicy
+from sidecar.reporting import reporting
 from sidecar.storage import Database, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
 from sidecar.wire.streams import Streams
 from sidecar.workers.catalogue import Catalogue
-from sidecar.workers.grant import Grant
 from sidecar.workers.host import WorkerHost
+from sidecar.workers.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
-_DRAIN = 30.0
+DRAIN = 30.0
+"""How long running calls have when the sidecar stops, in seconds."""
 _GOODBYE_GRACE = 1.0
 _STOP_GRACE = 0.5
 _OTHERS = 0o077
 
 
-async def serve(settings: Settings, *, task_status: TaskStatus[tuple[str, str]] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Runs a sidecar until SIGINT or SIGTERM, then drains it; a second signal ends the drain.
+class Sidecar:
+    """All parts of one sidecar. `running` is its life: inside the block it serves, and leaving it ends everything."""
 
-    The task status is told the addresses that callers and workers find it at.
-
-    :raises ConfigRefused: if it cannot start with these settings; the text says what to change.
-    """
-    callers_at = address(settings.listen.callers, insecure=settings.listen.insecure)
-    workers_at = address(settings.listen.workers, insecure=settings.listen.insecure)
-    grants = [Grant.of(worker.name, worker.tools, token_of(worker)) for worker in settings.worker]
-    counters = Counters()
-    with _private_places(settings, callers_at, workers_at):
-        database = Database(settings.state_dir / "pillion.db")
-        await database.open()
-        try:
-            catalogue = Catalogue(grants, settings.limits.workers, settings.limits.calls, counters)
-            policy = LocalPolicy(allowed_principals(insecure=settings.listen.insecure))
-            pipeline = Pipeline(
-                catalogue,
-                policy,
-                SqliteIdempotencyStore(database),
-                settings.limits.calls,
-                counters,
-                max_frame_bytes=settings.limits.wire.max_frame_bytes,
-            )
-            streams = Streams()
-            wire_limits = settings.limits.wire
-            callers = CallerHost(pipeline, streams, wire_limits, counters)
-            workers = WorkerHost(catalogue, streams, settings.limits.workers, wire_limits, counters)
-            listeners = Listeners(counters)
-            tool_host = ToolHost(callers, pipeline, catalogue, policy, wire_limits, principal_of)
-            async with anyio.create_task_group() as tasks:
-                with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                    addresses = await _listen(listeners, callers_at, workers_at, tool_host, workers)
-                    tasks.start_soon(streams.run)
-                    tasks.start_soon(_tell_health, listeners, catalogue)
-                    _log.info("callers at %s, workers at %s", *addresses)
-                    task_status.started(addresses)
-                    await anext(signals)
-                    _log.info("stopping: running calls have %g s", _DRAIN)
-                    await listeners.health.set("", NOT_SERVING)
-                    callers.drain(_DRAIN)
-                    limits = settings.limits.calls
-                    await _drain(pipeline, signals, limits.cancel_grace + limits.teardown_grace)
-                    with anyio.move_on_after(_GOODBYE_GRACE):
-                        await catalogue.drain()
-                    await listeners.stop(_STOP_GRACE)
-                    with anyio.move_on_after(limits.teardown_grace):
-                        await pipeline.requests.settled()
-                tasks.cancel_scope.cancel()
-            catalogue.close()
-        finally:
-            await database.aclose()
-
-
-async def _listen(
-    listeners: Listeners, callers_at: Address, workers_at: Address, tool_host: ToolHost, workers: WorkerHost
-) -> tuple[str, str]:
-    try:
-        addresses = await listeners.start(
-            callers_at, workers_at, tool_host.handler(), worker_host_handler(workers.attach)
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.callers_at = ""
+        """Where callers find it, with the port that was chosen."""
+        self.workers_at = ""
+        """Where workers find it, likewise."""
+        self.stopping = anyio.Event()
+        """Set when the sidecar is asked to stop."""
+        self.drain_grace = DRAIN
+        limits = settings.limits
+        self._counters = counters = Counters()
+        self._catalogue = Catalogue(map(grant_of, settings.worker), limits.workers, limits.calls, counters)
+        self._database = Database(settings.state_dir / "pillion.db")
+        insecure = settings.listen.insecure
+        self._policy = LocalPolicy(allowed_principals(insecure=insecure))
+        store = SqliteIdempotencyStore(self._database)
+        self._pipeline = Pipeline(
+            self._catalogue,
+            self._policy,
+            store,
+            limits.calls,
+            counters,
+            max_frame_bytes=limits.wire.max_frame_bytes,
         )
-    except OSError as error:
-        raise ConfigRefused(str(error)) from None
-    await listeners.health.set("", SERVING)
-    return addresses
+        self._streams = Streams()
+        self._callers = CallerHost(self._pipeline, self._streams, limits.wire, counters)
+        self._workers = WorkerHost(self._catalogue, self._streams, limits.workers, limits.wire, counters)
+        self._listeners = Listeners(counters)
+        self._supervisor = Supervisor(self._catalogue, limits.workers, counters)
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serves inside the block.
 
-async def _tell_health(listeners: Listeners, catalogue: Catalogue) -> None:
-    """Keeps the health of `worker/<name>` true: whether an instance of it takes calls."""
-    told: dict[str, bool] = {}
-    while True:
-        attached = {name: workers.attached for name, workers in catalogue.sets.items()}
-        if attached == told:
-            await catalogue.changed()
-            continue
-        for name in [name for name in attached if told.get(name) is not attached[name]]:
-            await listeners.health.set(f"worker/{name}", SERVING if attached[name] else NOT_SERVING)
-        told = attached
+        :raises ConfigRefused: if it cannot, with these settings; the text says what to change.
+        :raises StoreRefused: if the database cannot be used.
+        """
+        settings = self.settings
+        callers_at = address(settings.callers, insecure=settings.listen.insecure)
+        workers_at = address(settings.workers, insecure=settings.listen.insecure)
+        launches = [launch_of(worker) for worker in settings.worker if worker.command is not None]
+        with _private_places(settings, callers_at, workers_at):
+            await self._database.open()
+            try:
+                async with (
+                    reporting(settings, self._pipeline, self._catalogue, self._streams),
+                    anyio.create_task_group() as tasks,
+                ):
+                    await self._listen(callers_at, workers_at)
+                    tasks.start_soon(self._streams.run)
+                    tasks.start_soon(self._tell_health)
+                    self._supervisor.target = self.workers_at
+                    for launch in launches:
+                        self._supervisor.keep(launch)
+                    try:
+                        yield
+                    finally:
+                        with anyio.CancelScope(shield=True):
+                            await self._supervisor.stop()
+                            await self._listeners.stop(_STOP_GRACE)
+                            with anyio.move_on_after(settings.limits.calls.teardown_grace):
+                                await self._pipeline.requests.settled()
+                        tasks.cancel_scope.cancel()
+            finally:
+                self._catalogue.close()
+                with anyio.CancelScope(shield=True):
+                    await self._database.aclose()
 
+    def stop(self, grace: float | None = None) -> None:
+        """Asks the sidecar to stop. Running calls have the grace, in seconds."""
+        self.drain_grace = DRAIN if grace is None else grace
+        self.stopping.set()
 
-async def _drain(pipeline: Pipeline, signals: AsyncIterator[signal.Signals], end_grace: float) -> None:
-    """Takes no new calls and lets running ones finish; when the time is up, or at a signal, cancels them."""
-    pipeline.draining = True
+    async def drain(self, hurry: anyio.Event) -> None:
+        """Takes no new calls and lets running ones finish; when their time is up, or in a hurry, cancels them."""
+        grace = self.drain_grace
+        _log.info("stopping: %d running calls have %g s", len(self._pipeline.running), grace)
+        await self._listeners.health.set("", NOT_SERVING)
+        self._callers.drain(grace)
+        pipeline = self._pipeline
+        pipeline.draining = True
+        async with anyio.create_task_group() as tasks:
 
-    async with anyio.create_task_group() as tasks:
+            async def give_up() -> None:
+                await hurry.wait()
+                tasks.cancel_scope.cancel()
 
-        async def hurry() -> None:
-            await anext(signals)
+            tasks.start_soon(give_up)
+            with anyio.move_on_after(grace):
+                await pipeline.idle()
             tasks.cancel_scope.cancel()
-
-        tasks.start_soon(hurry)
-        with anyio.move_on_after(_DRAIN):
+        for call in tuple(pipeline.running):
+            call.cancel(CancelReason.CANCEL_REASON_DRAIN)
+        limits = self.settings.limits.calls
+        with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
-        tasks.cancel_scope.cancel()
-    for call in tuple(pipeline.running):
-        call.cancel(CancelReason.CANCEL_REASON_DRAIN)
-    with anyio.move_on_after(end_grace + _STOP_GRACE):
-        await pipeline.idle()
+        with anyio.move_on_after(_GOODBYE_GRACE):
+            await self._catalogue.drain()
+
+    def reload(self, settings: Settings) -> None:
+        """Takes over other workers. What they run finishes; calls that wait go to the new ones.
+
+        :raises ConfigRefused: if the settings cannot be used, or differ in what takes a restart; nothing is changed.
+        """
+        fixed = [
+            name
+            for name in ("state_dir", "listen", "limits", "log", "metrics", "tracing")
+            if getattr(settings, name) != getattr(self.settings, name)
+        ]
+        if fixed:
+            raise ConfigRefused(f"{', '.join(fixed)} cannot change while the sidecar runs; restart it for that.")
+        grants = {worker.name: grant_of(worker) for worker in settings.worker}
+        launches = {worker.name: launch_of(worker) for worker in settings.worker if worker.command is not None}
+        before = {worker.name: worker for worker in self.settings.worker}
+        changed = {worker.name for worker in settings.worker if before.get(worker.name) != worker}
+        self._catalogue.reconfigure(grants, changed)
+        for name in before.keys() - launches.keys() | changed:
+            self._supervisor.release(name)
+        for name in changed & launches.keys():
+            self._supervisor.keep(launches[name])
+        self.settings = settings
+        self._counters.add("reloads")
+        _log.info("reloaded: %d workers, %d of them changed or new", len(grants), len(changed))
+
+    async def _listen(self, callers_at: Address, workers_at: Address) -> None:
+        pipeline, catalogue = self._pipeline, self._catalogue
+        tool_host = ToolHost(self._callers, pipeline, catalogue, self._policy, self.settings.limits.wire, principal_of)
+        admin = Admin(pipeline, self.stop, principal_of)
+        try:
+            self.callers_at, self.workers_at = await self._listeners.start(
+                callers_at,
+                workers_at,
+                tool_host.handler(),
+                admin.handler(),
+                worker_host_handler(self._workers.attach),
+            )
+        except OSError as error:
+            raise ConfigRefused(str(error)) from None
+        await self._listeners.health.set("", SERVING)
+        _log.info("callers at %s, workers at %s", self.callers_at, self.workers_at)
+
+    async def _tell_health(self) -> None:
+        """Keeps the health of `worker/<name>` true: whether an instance of it takes calls."""
+        told: dict[str, bool] = {}
+        while True:
+            attached = {name: workers.attached for name, workers in self._catalogue.sets.items()}
+            if attached == told:
+                await self._catalogue.changed()
+                continue
+            for name in attached.keys() | told.keys():
+                if told.get(name) is not attached.get(name):
+                    status = SERVING if attached.get(name) else NOT_SERVING
+                    await self._listeners.health.set(f"worker/{name}", status)
+            told = attached
 
 
 @contextlib.contextmanager

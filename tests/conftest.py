@@ -16,6 +16,7 @@ from tests.support import (
     SidecarProcess,
     SocketHost,
     StartHost,
+    StartProcess,
     VirtualTimeLoop,
     WireLimits,
     WorkerLimits,
@@ -23,7 +24,14 @@ from tests.support import (
     tasks,
 )
 
-_AT_START = ("sidecar/app.py", {"_private_places", "serve", "_listen"})
+_SMALL = {
+    "sidecar/app.py": {"_private_places", "_listen"},
+    "sidecar/config.py": {"_text_of"},
+    "sidecar/launches.py": {"launch_of", "_token_in"},
+    "sidecar/reporting.py": {"lacking", "_trace", "_serve"},
+    "sidecar/serving.py": {"_state_of"},
+}
+"""Where small files are read, and packages imported, before it serves anybody and when settings are read again."""
 
 
 @pytest.fixture
@@ -42,10 +50,11 @@ def anyio_backend(transport: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def nothing_blocks() -> Iterator[BlockBuster]:
-    """Fails a test whose product code blocks the event loop, but for what is done once before it serves anybody."""
+    """Fails a test whose product code blocks the event loop, but for reading its settings."""
     with blockbuster_ctx("sidecar") as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in(*_AT_START)
+            for file, names in _SMALL.items():
+                function.can_block_in(file, names)
         yield blockbuster
 
 
@@ -106,3 +115,21 @@ async def sidecar_process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
     await process.start()
     yield process
     await process.aclose()
+
+
+@pytest.fixture
+async def start_process(tmp_path: Path) -> AsyncIterator[StartProcess]:
+    """Starts a sidecar in a process of its own, with these workers in its settings; marked `on_unix` as well."""
+    started: list[SidecarProcess] = []
+
+    async def start(workers: str) -> SidecarProcess:
+        assert not started, "there is one at a time"
+        process = SidecarProcess(tmp_path, {})
+        process.write(workers)
+        started.append(process)
+        await process.start()
+        return process
+
+    yield start
+    for process in started:
+        await process.aclose()

@@ -15,6 +15,7 @@ from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
+from sidecar.telemetry.spans import Span
 
 if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
@@ -88,8 +89,12 @@ class Call:
     joined: "Call | None" = None
     joiners: "list[Call] | None" = None
     started_sent = False
+    reports = 0
+    """How often its tool reported."""
     worker_set: WorkerSet | None = None
     due_slot: float | None = None
+    span: Span | None = None
+    """Its span, where calls are traced."""
     _assignment: Assignment | None = None
     _attempt = 0
     _cause: Failure | None = None
@@ -119,6 +124,11 @@ class Call:
     def attempts(self) -> int:
         """How often its tool was invoked."""
         return self._attempt
+
+    @property
+    def worker_instance_id(self) -> str | None:
+        """The instance that runs it, if one does."""
+        return self._assignment.instance_id if self._assignment is not None else None
 
     # --- to an instance
 
@@ -191,6 +201,7 @@ class Call:
 
     def progressed(self, frame: Frame) -> None:
         """The tool reports."""
+        self.reports += 1
         if not self.started_sent:
             self._send_started()
         if self.idle_timeout is not None:

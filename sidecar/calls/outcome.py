@@ -1,6 +1,5 @@
 """How calls end: outcomes, and the refusals and failures among them."""
 
-import re
 from collections.abc import Iterable
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -12,7 +11,6 @@ COMMITTED = SideEffects.SIDE_EFFECTS_COMMITTED
 
 _PREFIX = "FAILURE_KIND_"
 _MESSAGE_BYTES = 4_096
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Refusal(Exception):
@@ -57,11 +55,6 @@ def failed(reason: Failure) -> Frame:
 def kind_name(kind: "FailureKind.ValueType") -> str:
     """The word for a kind: `TIMEOUT`, say."""
     return FailureKind.Name(kind).removeprefix(_PREFIX)
-
-
-def one_line(text: str) -> str:
-    """A text whose control characters and line ends are written out, so that it stays one line of a log."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def cut(message: str, at_most: int = _MESSAGE_BYTES) -> str:

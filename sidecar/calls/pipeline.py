@@ -7,8 +7,9 @@ from functools import partial
 from typing import TypeVarTuple
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
+from sidecar._gen.pillion.v1.context_pb2 import Trace
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.admission import Admission
 from sidecar.calls.call import Call
@@ -25,6 +26,7 @@ from sidecar.calls.tool import Tool
 from sidecar.policy import Policy
 from sidecar.scope import Principal, Scope, scope_of
 from sidecar.telemetry import Counters, Durations
+from sidecar.telemetry.spans import Ended, Tracer
 from sidecar.wire.limits import MIB
 
 _log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class Pipeline:
         self.requests = Requests(store, counters)
         self.running: set[Call] = set()
         self._idle: asyncio.Future[None] | None = None
+        self.tracer: Tracer | None = None
+        """Who makes spans of calls; `None`: nobody, and a caller's trace context is passed on as it came."""
         self.draining = False
         """Whether new calls are refused because the sidecar stops."""
         self._catalogue = catalogue
@@ -75,6 +79,8 @@ class Pipeline:
         now = self.loop.time()
         tool_call_id = start.tool_call_id
         call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", now)
+        if self.tracer is not None:
+            call.span = self.tracer.begin(start.trace)
         self._enter(call)
         self.gate(call, self._admit, call, start, now)
         return call
@@ -82,6 +88,8 @@ class Pipeline:
     def refuse(self, refusal: Refusal, caller: Caller, sink: Sink) -> None:
         """Answers a call that cannot even be decoded, as any other: `Started` and an outcome."""
         call = Call(self, caller, sink, "", self.loop.time())
+        if self.tracer is not None:
+            call.span = self.tracer.begin(Trace())
         self._enter(call)
         call.settle(failed(refusal.failure))
 
@@ -116,6 +124,8 @@ class Pipeline:
         else:
             self.counters.add("results")
         self.durations.add(self.loop.time() - call.started_at)
+        if call.span is not None:
+            call.span.end(_ended(call, outcome))
 
     def _enter(self, call: Call) -> None:
         call.caller.in_flight += 1
@@ -164,6 +174,8 @@ class Pipeline:
             raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
         self._check_policy(caller.principal, scope, name)
         call.invocation = invocation(start, call, arguments)
+        if call.span is not None:
+            call.span.carry(call.invocation.invoke.context.trace)
         if tool is not None:
             self._fit(call, tool, parsed, now)
         elif expected is not None:
@@ -238,3 +250,15 @@ class Pipeline:
             FailureKind.FAILURE_KIND_DENIED,
             "Policy does not let this caller run this tool for this tenant and subject.",
         )
+
+
+def _ended(call: Call, outcome: Outcome) -> Ended:
+    workers = call.tool.workers if call.tool is not None else call.worker_set
+    return Ended(
+        tool=call.tool_name if workers is not None else None,
+        worker=workers.name if workers is not None else None,
+        kind=kind_name(outcome.failure.kind) if outcome.HasField("failure") else "RESULT",
+        is_error=outcome.result.is_error,
+        execution_id=call.execution_id,
+        tool_call_id=call.tool_call_id,
+    )

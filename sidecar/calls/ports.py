@@ -54,6 +54,11 @@ class Assignment(Protocol):
     """One call on one worker instance: a slot, and the frames that go to the tool."""
 
     @property
+    def instance_id(self) -> str:
+        """The instance."""
+        ...
+
+    @property
     def invoked(self) -> bool:
         """Whether the message that holds the invoke was handed to the transport."""
         ...

@@ -50,6 +50,7 @@ class Listeners:
         callers: Address,
         workers: Address,
         tool_host: grpc.GenericRpcHandler,
+        admin_door: grpc.GenericRpcHandler,
         worker_host: grpc.GenericRpcHandler,
     ) -> tuple[str, str]:
         """Listens; answers where, with the ports that were chosen.
@@ -64,7 +65,8 @@ class Listeners:
                 tool_host,
                 unsupported_handler(execute, ("EndScope", "CompleteConsent")),
                 unsupported_handler(artifacts),
-                unsupported_handler(admin),
+                admin_door,
+                unsupported_handler(admin, ("WatchCalls",)),
             )
         )
         self._workers.add_generic_rpc_handlers((worker_host, unsupported_handler(artifacts, ("Upload", "Download"))))

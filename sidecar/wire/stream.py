@@ -86,6 +86,11 @@ class FrameStream:
         self._receiver: Receiver | None = None
         self._reader: asyncio.Task[None] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its calls are ended and it is counted; a stalled one may linger."""
+        return self._ended
+
     def lane(self, call: int) -> Lane:
         """A lane for a call of this stream."""
         return Lane(self.outbox, call)

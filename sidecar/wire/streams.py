@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sidecar.telemetry.readings import StreamsReading
 from sidecar.wire.stream import FrameStream
 
 
@@ -27,6 +28,18 @@ class Streams:
         return len(self._open) >= self._most or (
             len(self._open) >= self._most_lingering and self.lingering >= self._most_lingering
         )
+
+    def reading(self) -> StreamsReading:
+        """How they are at this moment."""
+        lingering = undelivered = coalesced = oversized = 0
+        for stream in self._open:
+            outbox = stream.outbox
+            lingering += stream.stalled
+            undelivered += outbox.undelivered_bytes
+            if not stream.is_over:
+                coalesced += outbox.coalesced
+                oversized += outbox.oversized_reports
+        return StreamsReading(len(self._open), lingering, undelivered, coalesced, oversized)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -58,7 +58,7 @@ def _check_room(name: str, admitted: dict[str, Tool], limits: WorkerLimits) -> N
 def _check_name(name: str, workers: WorkerSet, owner_of: dict[str, WorkerSet]) -> None:
     if not _NAME.fullmatch(name):
         raise ToolRefused("A tool's name has 1 to 64 letters, digits, underscores and hyphens.")
-    if name not in workers.grant.tools:
+    if not workers.grant.permits(name):
         raise ToolRefused(f"The grant of worker {workers.name} does not hold it; add it to the worker's tools.")
     owner = owner_of.get(name)
     if owner is not None and owner is not workers:

@@ -10,7 +10,7 @@ from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import LogLevel, RefusedTool, WorkerHello
 from sidecar.calls.outbound import refused
-from sidecar.calls.outcome import cut, one_line
+from sidecar.calls.outcome import cut
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
 from sidecar.wire.batch import FrameHead
@@ -124,18 +124,13 @@ class AttachSession:
         call = assignment.call if assignment is not None else None
         _worker_log.log(
             _LEVELS.get(line.level, logging.INFO),
-            "%s %s: %s",
-            instance.id,
-            call.execution_id if call is not None else "-",
-            one_line(cut(line.message, _LOG_LINE_BYTES)),
+            "%s",
+            cut(line.message, _LOG_LINE_BYTES),
             extra={
                 "worker": instance.workers.name,
                 "instance": instance.id,
                 "execution_id": call.execution_id if call is not None else None,
-                "fields": {
-                    one_line(cut(name, _LOG_FIELD_BYTES)): one_line(cut(value, _LOG_FIELD_BYTES))
-                    for name, value in fields
-                },
+                "fields": {cut(name, _LOG_FIELD_BYTES): cut(value, _LOG_FIELD_BYTES) for name, value in fields},
             },
         )
 
@@ -165,7 +160,8 @@ class AttachSession:
     def _hello(self, frame: Frame) -> None:
         hello = frame.worker_hello
         workers = self._catalogue.sets.get(hello.worker)
-        if workers is None or not workers.grant.admits(hello.token):
+        holder = workers.grant.holder_of(hello.token) if workers is not None else None
+        if workers is None or holder is None:
             self._counters.add("refused_workers")
             self._turn(EndingReason.UNAUTHENTICATED, "No worker of this name has this token.")
             return
@@ -182,9 +178,9 @@ class AttachSession:
         if not 0 < concurrency <= self._limits.most_concurrency:
             self._turn(EndingReason.PROTOCOL, f"A worker's concurrency is 1 to {self._limits.most_concurrency:,}.")
             return
-        self._admit(hello, workers, concurrency)
+        self._admit(hello, workers, holder, concurrency)
 
-    def _admit(self, hello: WorkerHello, workers: WorkerSet, concurrency: int) -> None:
+    def _admit(self, hello: WorkerHello, workers: WorkerSet, holder: str, concurrency: int) -> None:
         self._hello_timer.cancel()
         earlier = workers.earlier(hello.reattach.instance_id) if hello.HasField("reattach") else None
         if earlier is not None and not earlier.knows(hello.reattach.secret):
@@ -196,7 +192,7 @@ class AttachSession:
         if hello.HasField("max_frame_bytes"):
             self._stream.outbox.limit_frames(hello.max_frame_bytes)
         tools, turned_away = self._admitted(hello.tools, workers)
-        instance = self._instance = Instance(workers, self._stream, concurrency, earlier)
+        instance = self._instance = Instance(workers, self._stream, holder, concurrency, earlier)
         self._running = instance.running
         self.handlers = self._handlers_once_welcome
         workers.attach(instance, tools, again=earlier is not None)
@@ -333,7 +329,7 @@ class AttachSession:
         self._counters.add("quarantined_instances")
         if self._instance is not None:
             _log.warning("instance %s was given up: %s", self._instance.id, reason)
-            self._instance.workers.lose(self._instance)
+            self._instance.workers.quarantine(self._instance)
         self._turn(EndingReason.QUARANTINED, reason)
 
     def _no_hello(self) -> None:

@@ -1,8 +1,9 @@
 """The tools there are: one immutable snapshot after another."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.ports import WorkerSet as WorkerSetPort
@@ -29,9 +30,10 @@ class Catalogue:
         self, grants: Iterable[Grant], limits: WorkerLimits, call_limits: CallLimits, counters: Counters
     ) -> None:
         self.snapshot = Snapshot(0, {})
-        self.sets: dict[str, WorkerSet] = {
-            grant.name: WorkerSet(grant, limits, call_limits, counters, self._rebuild) for grant in grants
-        }
+        self._new_set = partial(
+            WorkerSet, limits=limits, call_limits=call_limits, counters=counters, on_change=self._rebuild
+        )
+        self.sets: dict[str, WorkerSet] = {grant.name: self._new_set(grant) for grant in grants}
         self._tools: Mapping[str, Tool] = {}
         self._changed: asyncio.Future[None] | None = None
 
@@ -57,6 +59,19 @@ class Catalogue:
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
+
+    def reconfigure(self, grants: Mapping[str, Grant], changed: Collection[str]) -> None:
+        """Takes over other worker sets. The instances of sets that changed or went drain; others notice nothing."""
+        retired = [self.sets.pop(name) for name in tuple(self.sets.keys() - grants.keys())]
+        for name, grant in grants.items():
+            workers = self.sets.get(name)
+            if workers is None:
+                self.sets[name] = self._new_set(grant)
+            elif name in changed:
+                workers.regrant(grant)
+        self._rebuild()
+        for workers in retired:
+            workers.retire()
 
     async def drain(self) -> None:
         """Asks every instance to finish and say goodbye, and waits until they have."""

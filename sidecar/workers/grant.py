@@ -2,27 +2,59 @@
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterable
+
+_ANY = "*"
 
 
-@dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of one worker set."""
+    """The rights of one worker set, and the tokens that carry them. Tokens themselves are not kept."""
 
-    name: str
-    """The set's configured name."""
-    tools: frozenset[str]
-    """The tools it may register."""
-    _token_digest: bytes = field(repr=False)
+    def __init__(self, name: str, tools: Iterable[str]) -> None:
+        self.name = name
+        """The set's configured name."""
+        self.tools = frozenset(tools) - {_ANY}
+        """The tools that are named in it."""
+        self._any_tool = _ANY in tools
+        self._holders: dict[bytes, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Grant({self.name!r})"
 
     @classmethod
-    def of(cls, name: str, tools: frozenset[str], token: str) -> "Grant":
-        """A grant for whoever shows the token. The token itself is not kept."""
-        return cls(name, tools, _digest(token))
+    def of(cls, name: str, tools: Iterable[str], token: str) -> "Grant":
+        """A grant for whoever shows the token."""
+        grant = cls(name, tools)
+        grant.accept(token)
+        return grant
 
-    def admits(self, token: str) -> bool:
-        """Whether this is the token. Takes the same time for each wrong one."""
-        return hmac.compare_digest(self._token_digest, _digest(token))
+    def accept(self, token: str, holder: str = "") -> None:
+        """Lets whoever shows this token have the rights; `holder` is told of it when it is shown."""
+        self._holders[_digest(token)] = holder
+
+    def issue(self, holder: str) -> str:
+        """A new token."""
+        token = secrets.token_urlsafe(32)
+        self.accept(token, holder)
+        return token
+
+    def revoke(self, holder: str) -> None:
+        """Forgets a holder's tokens."""
+        self._holders = {digest: name for digest, name in self._holders.items() if name != holder}
+
+    def holder_of(self, token: str) -> str | None:
+        """Whom the token was given to; `None` if it is none of these. Takes the same time for each wrong one."""
+        shown = _digest(token)
+        found = None
+        for digest, holder in self._holders.items():
+            if hmac.compare_digest(digest, shown):
+                found = holder
+        return found
+
+    def permits(self, tool: str) -> bool:
+        """Whether the set may register a tool of this name."""
+        return self._any_tool or tool in self.tools
 
 
 def _digest(token: str) -> bytes:

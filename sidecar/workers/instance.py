@@ -43,6 +43,11 @@ class Assignment:
         self.tool_name = tool_name
 
     @property
+    def instance_id(self) -> str:
+        """The instance."""
+        return self._instance.id
+
+    @property
     def invoked(self) -> bool:
         """Whether the message that holds the invoke was handed to the transport."""
         return self._lane.handed_over > 0
@@ -71,8 +76,15 @@ class Instance:
     """One process of a worker set, by the stream it is attached with."""
 
     def __init__(
-        self, workers: "WorkerSet", stream: FrameStream, concurrency: int, earlier: "Instance | None" = None
+        self,
+        workers: "WorkerSet",
+        stream: FrameStream,
+        holder: str,
+        concurrency: int,
+        earlier: "Instance | None" = None,
     ) -> None:
+        self.holder = holder
+        """Whom its token was given to: the process that the sidecar started, or nobody in particular."""
         self.id: str = earlier.id if earlier is not None else f"ins_{secrets.token_hex(8)}"
         self.secret: str = earlier.secret if earlier is not None else secrets.token_urlsafe(32)
         self._secret_bytes = self.secret.encode()
@@ -89,6 +101,7 @@ class Instance:
         """When a draining instance is given up."""
         self._running_by_tool: dict[str, int] = {}
         self._last_call = 0
+        self._idle: asyncio.Future[None] | None = None
 
     def knows(self, secret: str) -> bool:
         """Whether this is the secret to come back with. Takes the same time for each wrong one."""
@@ -123,6 +136,8 @@ class Instance:
         self._running_by_tool[assignment.tool_name] -= 1
         if self.state is InstanceState.LEAVING:
             self.finish_when_idle()
+        if not self.running:
+            self._tell_idle()
         self.workers.slot_freed()
 
     def leak(self) -> None:
@@ -140,7 +155,19 @@ class Instance:
         running = list(self.running.values())
         # The stream's session looks calls up here: what still comes of them is late.
         self.running.clear()
+        self._tell_idle()
         return running
+
+    async def until_idle(self) -> None:
+        """Waits until it runs nothing."""
+        if self.running:
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def _tell_idle(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.set_result(None)
 
     def finish_when_idle(self) -> None:
         """Ends the stream of an instance that leaves, once it runs nothing."""

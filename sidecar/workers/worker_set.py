@@ -11,6 +11,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
+from sidecar.telemetry.readings import SetReading
 from sidecar.workers.grant import Grant
 from sidecar.workers.instance import Instance, InstanceState
 from sidecar.workers.limits import WorkerLimits
@@ -44,6 +45,7 @@ class WorkerSet:
         self._waiting: dict[str, FairQueue] = {}
         """Calls that wait, by tool. No queue in here is empty."""
         self._serving: set[str] = set()
+        self._quarantined: set[str] = set()
         self._unlisting: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -62,6 +64,19 @@ class WorkerSet:
             instance.state is InstanceState.ACTIVE and tool_name in instance.tools
             for instance in self.instances.values()
         )
+
+    def reading(self) -> SetReading:
+        """How it is at this moment."""
+        states = {state.name.lower(): 0 for state in InstanceState}
+        slots = taken = leaked = 0
+        for instance in self.instances.values():
+            states[instance.state.name.lower()] += 1
+            slots += instance.concurrency
+            taken += len(instance.running)
+            leaked += instance.leaked
+        # Those that may still come back have no stream and no slots.
+        states[InstanceState.GONE.name.lower()] = len(self._gone)
+        return SetReading(self.name, states, slots, taken, leaked, len(self._waiting))
 
     def place(self, call: Call) -> None:
         """Gives the call an instance, now or when one is free.
@@ -210,6 +225,22 @@ class WorkerSet:
             if assignment.call is not None:
                 assignment.call.lost()
 
+    def quarantine(self, instance: Instance) -> None:
+        """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
+        self._quarantined.add(instance.holder)
+        self.lose(instance)
+
+    def of_holder(self, holder: str) -> Instance | None:
+        """The attached instance whose token was given to this holder."""
+        return next((instance for instance in self.instances.values() if instance.holder == holder), None)
+
+    def was_quarantined(self, holder: str) -> bool:
+        """Whether an instance of this holder was given up. Told once."""
+        if holder in self._quarantined:
+            self._quarantined.discard(holder)
+            return True
+        return False
+
     def earlier(self, instance_id: str) -> Instance | None:
         """The instance of this id, open or lost within the window."""
         if instance_id in self.instances:
@@ -222,6 +253,24 @@ class WorkerSet:
         self.lose(earlier)
         earlier.stream.close()
         self._forget(earlier.id)
+
+    def regrant(self, grant: Grant) -> None:
+        """Has other rights from now on: instances drain, and tools that went are listed no more."""
+        self.grant = grant
+        for name in [name for name in self.tools if not grant.permits(name)]:
+            del self.tools[name]
+        for instance in tuple(self.instances.values()):
+            self.drain(instance)
+
+    def retire(self) -> None:
+        """Is configured no more: its tools are listed no more, what runs finishes, and what waits is refused."""
+        self.tools.clear()
+        for instance in tuple(self.instances.values()):
+            self.drain(instance)
+        waiting, self._waiting = self._waiting, {}
+        for queue in waiting.values():
+            while queue:
+                queue.pop().resolve_again()
 
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sidecar import __main__ as program
+from sidecar import cli
 from tests.support import SidecarProcess, attach, on_unix
 from tests.support.documents import ROOT
 
@@ -109,7 +109,7 @@ def newer_database(place: Place) -> None:
 
 MISTAKES: dict[str, tuple[Callable[[Place], object], str]] = {
     "no TOML": (spoil("rest", "= what"), "is not TOML"),
-    "not of UTF-8": (lambda place: place.keep(place.config, b'state_dir = "\xff"'), "is not TOML"),
+    "not of UTF-8": (lambda place: place.keep(place.config, b'state_dir = "\xff"'), "is not UTF-8"),
     "an unknown key": (spoil("rest", "colour = 1"), "colour"),
     "an unknown key of a part": (spoil("insecure", "colour = 1"), "listen.colour"),
     "an unknown limit": (spoil("rest", "limits.calls.patience = 1"), "unknown: patience"),
@@ -126,8 +126,8 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], str]] = {
     "no token file": (lambda place: place.token.unlink(), "cannot be read"),
     "an empty token file": (lambda place: place.token.write_text(" \n"), "is empty"),
     "a token of no encoding": (lambda place: place.token.write_bytes(b"\xff\xfe"), "cannot be read"),
-    "a worker of no name that can be": (spoil("name", "main worker"), "worker.0.name"),
-    "a worker without tools": (spoil("tools", "[]"), "worker.0.tools"),
+    "a worker of no name that can be": (spoil("name", "main worker"), "worker[1].name must be 1 to 64 letters"),
+    "a worker without tools": (spoil("tools", "[]"), "worker[1].tools must not be empty"),
     "a file in place of the state": (lambda place: place.keep(place.state, b"mine"), "cannot be made"),
     "a state that others see": (lambda place: place.state.mkdir(0o755), "chmod 700"),
     "a database that is none": (lambda place: place.keep(place.database, b"my diary"), "is not a database"),
@@ -161,11 +161,11 @@ def test_settings_that_cannot_be_used_are_refused_in_a_sentence(
         place.write()
     before = place.files()
     # What it does to the whole process is not this one's to have.
-    monkeypatch.setattr(program, "keep_memory_warm", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["sidecar", "--config", str(place.config)])
+    monkeypatch.setattr("sidecar.cli.serve.keep_memory_warm", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["pillion", "serve", "--config", str(place.config)])
     level = GRPC_LOG.level
     try:
-        code = program.main()
+        code = cli.main()
     finally:
         GRPC_LOG.setLevel(level)
     assert not wrong_in(Ended(code, capsys.readouterr().err), sentence)

@@ -23,9 +23,10 @@ nothing more can happen without time going on. `host` has default limits; `start
 Over sockets nobody sleeps to wait for something: `await peer.flush()` returns once the sidecar has handled all that the
 peer sent. Every wait ends in an error that says what did not come. `memory_host` is the host in memory with its parts
 (`pipeline`, `catalogue`, `streams`, `counts`, `store`) to be looked at; `socket_host` is the whole sidecar, with
-`callers_at` and `workers_at`; `sidecar_process` is one that can be killed, for tests marked `@on_unix`. `attach` gives
-a worker that was welcomed, `host.worker()` one that has not said hello. Worker sets, their tools and tokens are in
-`SETS` and `token_of`. All peers and hosts are closed by the fixtures.
+`callers_at` and `workers_at`; `sidecar_process` is one that can be killed, for tests marked `@on_unix`, and
+`start_process` is a fixture that starts one with `hosted` workers of its own. `attach` gives a worker that was
+welcomed, `host.worker()` one that has not said hello. Worker sets, their tools and tokens are in `SETS` and `token_of`.
+All peers and hosts are closed by the fixtures.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ from tests.support.caller import CallerPeer, start_of
 from tests.support.host import SETS, Host, MemoryHost, Setup, SocketHost, attach, settings
 from tests.support.links import End, GrpcLink, Link, MemoryLink
 from tests.support.peer import Peer
-from tests.support.process import SidecarProcess
+from tests.support.process import SidecarProcess, hosted
 from tests.support.store import InMemoryIdempotencyStore
 from tests.support.tools import IDEMPOTENT, READ, UNSAFE, seconds, text, tool
 from tests.support.virtual_time import Hung, VirtualTimeLoop
@@ -72,6 +73,7 @@ __all__ = (
     "SidecarProcess",
     "SocketHost",
     "StartHost",
+    "StartProcess",
     "VirtualTimeLoop",
     "WireLimits",
     "WorkerLimits",
@@ -79,6 +81,7 @@ __all__ = (
     "attach",
     "everywhere",
     "failure",
+    "hosted",
     "on_sockets",
     "on_unix",
     "progress",
@@ -115,6 +118,14 @@ class StartHost(Protocol):
         workers: WorkerLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
     ) -> Host:
+        """The running sidecar."""
+        ...
+
+
+class StartProcess(Protocol):
+    """Starts a sidecar in a process of its own, with these workers in its settings. Its fixture ends it."""
+
+    async def __call__(self, workers: str) -> SidecarProcess:
         """The running sidecar."""
         ...
 

@@ -14,7 +14,7 @@ import grpc.aio
 
 from sidecar._gen.pillion.v1.execute_pb2 import GetInfoRequest, GetInfoResponse
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
-from sidecar.app import serve
+from sidecar.app import Sidecar
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
@@ -22,6 +22,7 @@ from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.doors.callers import CallerHost
 from sidecar.policy import LocalPolicy
 from sidecar.scope import Principal, local_principal
+from sidecar.serving import serve
 from sidecar.telemetry import Counters
 from sidecar.wire.limits import WireLimits
 from sidecar.wire.stream import FrameStream
@@ -191,12 +192,13 @@ class SocketHost:
 
     async def open(self) -> None:
         """Starts it; returns once it listens."""
-        ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
-        self._serving = asyncio.ensure_future(serve(self.settings, task_status=_Told(ready)))
+        ready: asyncio.Future[Sidecar] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.ensure_future(serve(lambda: self.settings, task_status=_Told(ready)))
         await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             await self._serving
-        self.callers_at, self.workers_at = ready.result()
+        self.sidecar = ready.result()
+        self.callers_at, self.workers_at = self.sidecar.callers_at, self.sidecar.workers_at
 
     async def caller(self) -> CallerPeer:
         peer = CallerPeer(GrpcLink(self.callers_at, EXECUTE), virtual=False)
@@ -234,10 +236,10 @@ class SocketHost:
         signal.raise_signal(signal.SIGTERM)
 
 
-class _Told(anyio.abc.TaskStatus[tuple[str, str]]):
-    def __init__(self, ready: asyncio.Future[tuple[str, str]]) -> None:
+class _Told(anyio.abc.TaskStatus[Sidecar]):
+    def __init__(self, ready: asyncio.Future[Sidecar]) -> None:
         self._ready = ready
 
-    def started(self, value: tuple[str, str] | None = None) -> None:
+    def started(self, value: Sidecar | None = None) -> None:
         if value is not None:
             self._ready.set_result(value)

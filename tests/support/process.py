@@ -1,6 +1,7 @@
 """A sidecar as a process of its own, which may be killed."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -15,32 +16,53 @@ from tests.support.peer import Peer
 from tests.support.worker import WorkerPeer, token_of
 
 ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE = 15.0
+HOSTED = ROOT / "tests" / "support" / "programs" / "hosted.py"
+_PATIENCE = 25.0
+_END_PATIENCE = 20.0
+
+
+def hosted(name: str, tools: str, *options: str, settings: str = "") -> str:
+    """The settings of a worker that the sidecar starts, as `programs/hosted.py` with these tools and options."""
+    command = json.dumps([sys.executable, str(HOSTED), *options, *tools.split()])
+    return f'[[worker]]\nname = "{name}"\ncommand = {command}\ntools = {json.dumps(tools.split())}\n{settings}\n'
 
 
 class SidecarProcess:
-    """`python -m sidecar` over unix sockets in a directory, which outlives it: start it again after a kill."""
+    """`python -m sidecar` over unix sockets in a directory, which outlives it: start it again after a kill.
+
+    `write` gives it other workers, which a running one takes over when it sees them. What it says is kept in `said`.
+    """
 
     transport = "unix"
 
     def __init__(self, directory: Path, sets: Mapping[str, frozenset[str]] = SETS) -> None:
+        self.said: list[str] = []
+        """The lines of its log so far."""
+        self._news = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
         self.callers_at = f"unix:{directory}/callers.sock"
         self.workers_at = f"unix:{directory}/workers.sock"
         self.config = directory / "pillion.toml"
         self._peers: list[Peer] = []
         self._process: Process | None = None
-        lines = [
-            f'state_dir = "{directory}/state"',
-            "[listen]",
-            f'callers = "{self.callers_at}"',
-            f'workers = "{self.workers_at}"',
-        ]
+        self._head = (
+            f'state_dir = "{directory}/state"\n[listen]\ncallers = "{self.callers_at}"\nworkers = "{self.workers_at}"\n'
+        )
+        workers = ""
         for name, tools in sets.items():
             token_file = directory / f"{name}.token"
             token_file.write_text(token_of(name))
             listed = ", ".join(f'"{each}"' for each in sorted(tools))
-            lines += ["[[worker]]", f'name = "{name}"', f'token_file = "{token_file}"', f"tools = [{listed}]"]
-        self.config.write_text("\n".join(lines) + "\n")
+            workers += f'[[worker]]\nname = "{name}"\ntoken_file = "{token_file}"\ntools = [{listed}]\n'
+        self.write(workers)
+
+    def write(self, workers: str) -> None:
+        """Gives it these workers, and all else that is behind the addresses in its settings."""
+        text = self._head + workers
+        # Whole or not at all, as the sidecar may be looking.
+        new = self.config.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.config)
 
     @property
     def pid(self) -> int:
@@ -60,12 +82,40 @@ class SidecarProcess:
             cwd=ROOT,
             env=environment,
         )
+        self.said.clear()
+        self._reader = asyncio.ensure_future(self._read(process))
+        await self.says("callers at")
+
+    async def says(self, text: str, times: int = 1) -> None:
+        """Returns once it has said this in so many lines of its log."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while sum(text in line for line in self.said) < times:
+                    self._news.clear()
+                    assert self._reader is not None
+                    assert not self._reader.done(), "".join(self.said)
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"it did not say {text!r}, but:\n{''.join(self.said)}") from None
+
+    async def _read(self, process: Process) -> None:
         assert process.stderr is not None
-        said: list[bytes] = []
-        async with asyncio.timeout(_PATIENCE):
-            while not (said and b"callers at" in said[-1]):
-                said.append(await process.stderr.readline())
-                assert said[-1], b"".join(said).decode()
+        try:
+            async for line in process.stderr:
+                self.said.append(line.decode(errors="replace"))
+                self._news.set()
+        finally:
+            self._news.set()
+
+    def send(self, what: signal.Signals) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, what)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._process is not None
+        async with asyncio.timeout(_END_PATIENCE):
+            return await self._process.wait()
 
     async def kill(self) -> None:
         """Kills it, without a word to anybody, and waits until it is gone."""
@@ -100,5 +150,7 @@ class SidecarProcess:
             return
         if process.returncode is None:
             process.send_signal(how)
-        async with asyncio.timeout(_PATIENCE):
-            await process.communicate()
+        async with asyncio.timeout(_END_PATIENCE):
+            await process.wait()
+            if self._reader is not None:
+                await self._reader

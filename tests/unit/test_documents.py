@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import EnumDescriptor
+from pydantic import BaseModel
 
 from bench.figures import FIGURES
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
@@ -17,7 +18,7 @@ from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.call import CallState
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
-from sidecar.config import Listen, Settings, Worker
+from sidecar.config import Listen, Log, Metrics, Settings, Tracing, Worker
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -189,8 +190,15 @@ def test_the_readme_has_every_limit_with_its_default(heading: str, kind: type) -
 
 def test_the_readme_has_every_other_setting() -> None:
     told = {row["Setting"] for row in table(README, "Settings")}
-    known = {f"listen.{name}" for name in Listen.model_fields} | {f"worker.{name}" for name in Worker.model_fields}
-    assert told == known | set(Settings.model_fields) - {"listen", "worker", "limits"}
+    sections: dict[str, type[BaseModel]] = {
+        "listen": Listen,
+        "worker": Worker,
+        "log": Log,
+        "metrics": Metrics,
+        "tracing": Tracing,
+    }
+    known = {f"{section}.{name}" for section, model in sections.items() for name in model.model_fields}
+    assert told == known | set(Settings.model_fields) - {*sections, "limits"}
 
 
 # --- guarantees and figures

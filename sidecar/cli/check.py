@@ -1,0 +1,63 @@
+"""`pillion check`."""
+
+import argparse
+import os
+import shutil
+
+from sidecar.cli.console import say, tell
+from sidecar.cli.main import USAGE, settings_file
+from sidecar.config import ConfigRefused, Settings, address, read
+from sidecar.launches import grant_of, launch_of
+from sidecar.reporting import lacking
+
+
+def run(options: argparse.Namespace) -> int:
+    """Names every mistake in the settings; answers 0 where there is none."""
+    file = settings_file(options)
+    try:
+        settings = read(file, os.environ)
+    except ConfigRefused as refused:
+        tell(str(refused))
+        return USAGE
+    mistakes = _mistakes(settings)
+    for mistake in mistakes:
+        tell(mistake)
+    for warning in _warnings(settings):
+        tell(f"warning: {warning}")
+    if not mistakes:
+        say(f"{file or 'the defaults'}: good; {len(settings.worker)} workers, callers at {settings.callers}")
+    return USAGE if mistakes else 0
+
+
+def _mistakes(settings: Settings) -> list[str]:
+    """What is wrong with settings that can be read: addresses, packages, files, commands and users."""
+    found: list[str] = []
+    for text in (settings.callers, settings.workers):
+        try:
+            address(text, insecure=settings.listen.insecure)
+        except ConfigRefused as refused:
+            found.append(str(refused))
+    found += lacking(settings)
+    for worker in settings.worker:
+        try:
+            grant_of(worker)
+            if worker.command is not None:
+                launch_of(worker)
+        except ConfigRefused as refused:
+            found.append(str(refused))
+        if worker.command is not None and shutil.which(worker.command[0]) is None:
+            found.append(f"The command of worker {worker.name}, {worker.command[0]}, is not there or cannot be run.")
+    return found
+
+
+def _warnings(settings: Settings) -> list[str]:
+    warnings = [
+        f"worker {worker.name} runs as the sidecar's own user and can read its state; name another with user."
+        for worker in settings.worker
+        if worker.command is not None and worker.user is None
+    ]
+    if settings.metrics is not None and settings.metrics.public:
+        warnings.append(f"metrics.public serves the metrics to whoever reaches {settings.metrics.listen}.")
+    if settings.listen.insecure:
+        warnings.append("listen.insecure serves TCP on loopback to every user of this machine; it is for tests alone.")
+    return warnings

@@ -1,0 +1,126 @@
+"""The commands of `pillion`, and what they take. Each command's code is imported only when it is run."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+USAGE = 2
+"""The exit code where the command or the settings cannot be used as they are."""
+BROKEN_PIPE = 141
+"""The exit code where who reads the output went away, as a shell has it for SIGPIPE."""
+
+_DEFAULT_FILE = Path("pillion.toml")
+_ADDRESS = "PILLION_ADDRESS"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command, `serve` where only its settings are named; answers its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0].split("=")[0] == "--config":
+        given.insert(0, "serve")
+    options = _parser().parse_args(given)
+    command = import_module(f"sidecar.cli.{options.module}")
+    try:
+        code: int = command.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads any more; a second failure at exit would only be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pillion",
+        description="Run agents' tools in workers of any language, beside your service.",
+        epilog="Every command has its own --help.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = _add(commands, "serve", "serve", "run a sidecar until it is told to stop")
+    _add_settings(serve)
+    serve.add_argument("--state-dir", type=Path, metavar="DIR", help="where what must last is kept")
+    serve.add_argument("--callers", metavar="ADDRESS", help="where callers find it: unix:/path or 127.0.0.1:port")
+    serve.add_argument("--workers", metavar="ADDRESS", help="where workers find it, likewise")
+
+    check = _add(commands, "check", "check", "check the settings, and name every mistake at once")
+    _add_settings(check)
+
+    tools = _add(commands, "tools", "tools", "list the tools there are")
+    _add_caller(tools)
+    tools.add_argument("--json", action="store_true", help="print them whole, as JSON")
+    tools.add_argument("tool", nargs="?", help="only this one, with its schemas")
+
+    call = _add(commands, "call", "call", "call a tool; its result goes to stdout as JSON, its progress to stderr")
+    _add_caller(call)
+    call.add_argument("tool", help="the tool's name")
+    call.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument, typed by the tool's schema"
+    )
+    call.add_argument("--json", metavar="OBJECT", help="all arguments as one JSON object; - reads it from stdin")
+    call.add_argument("--timeout", type=float, metavar="SECONDS", help="how long the call may take")
+    call.add_argument("--idle-timeout", type=float, metavar="SECONDS", help="how long it may go without progress")
+    call.add_argument("--key", metavar="KEY", help="an idempotency key: the same request runs once")
+    call.add_argument("--session", metavar="ID", help="the session the call belongs to")
+    call.add_argument("--run", metavar="ID", help="the run the call belongs to")
+    call.add_argument("--tenant", metavar="NAME", help="the tenant the call is for")
+    call.add_argument("--principal", metavar="NAME", help="whom the call is for")
+    call.add_argument("--quiet", action="store_true", help="show no progress")
+
+    calls = _add(commands, "operate", "calls", "list the calls that run now")
+    calls.set_defaults(action="calls")
+    _add_caller(calls)
+    calls.add_argument("--json", action="store_true", help="print them as JSON, a line each")
+
+    cancel = _add(commands, "operate", "cancel", "cancel a running call")
+    cancel.set_defaults(action="cancel")
+    _add_caller(cancel)
+    cancel.add_argument("execution", help="its execution id, as `pillion calls` shows it")
+
+    ready = _add(commands, "operate", "wait-ready", "wait until the sidecar serves, and the named workers are attached")
+    ready.set_defaults(action="wait_ready")
+    _add_caller(ready)
+    ready.add_argument("worker", nargs="*", help="a worker that must be attached too")
+    ready.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait (30)")
+
+    shutdown = _add(commands, "operate", "shutdown", "drain the sidecar and stop it")
+    shutdown.set_defaults(action="shutdown")
+    _add_caller(shutdown)
+    shutdown.add_argument("--grace", type=float, metavar="SECONDS", help="how long running calls have (30)")
+
+    _add(commands, "version", "version", "print the version")
+    return parser
+
+
+def _add(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", module: str, name: str, summary: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + "."
+    )
+    command.set_defaults(module=module)
+    return command
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"the settings, as TOML ({_DEFAULT_FILE}, if it is there)"
+    )
+
+
+def _add_caller(command: argparse.ArgumentParser) -> None:
+    _add_settings(command)
+    command.add_argument(
+        "--address", default=os.environ.get(_ADDRESS), help=f"the sidecar's address for callers (${_ADDRESS})"
+    )
+
+
+def settings_file(options: argparse.Namespace) -> Path | None:
+    """The file that the settings are read from; `None` where none is named and none is there."""
+    if options.config is not None:
+        return Path(options.config)
+    return _DEFAULT_FILE if _DEFAULT_FILE.exists() else None

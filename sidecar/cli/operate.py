@@ -1,0 +1,142 @@
+"""`pillion calls`, `cancel`, `wait-ready` and `shutdown`."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2
+
+from sidecar._gen.pillion.v1.admin_pb2 import (
+    CallState,
+    CancelCallRequest,
+    ListCallsRequest,
+    ShutdownRequest,
+)
+from sidecar._gen.pillion.v1.admin_pb2_grpc import AdminServiceStub
+from sidecar.calls.context import set_seconds
+from sidecar.cli.console import say, tell
+from sidecar.cli.main import USAGE
+from sidecar.cli.reach import Unreachable, address_of
+
+_ANSWER_SECONDS = 10.0
+_OPTIONS = (
+    # A proxy is never between this machine's programs.
+    ("grpc.enable_http_proxy", 0),
+    # A sidecar that is starting is there within a second, so look for it often.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+_WATCH = "/grpc.health.v1.Health/Watch"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_STATE = "CALL_STATE_"
+
+_Action = Callable[[argparse.Namespace, grpc.aio.Channel], Awaitable[int]]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Does what was asked of the sidecar; answers the exit code."""
+    actions: dict[str, _Action] = {
+        "calls": _calls,
+        "cancel": _cancel,
+        "wait_ready": _wait_ready,
+        "shutdown": _shutdown,
+    }
+    try:
+        return asyncio.run(_with_channel(options, actions[options.action]))
+    except Unreachable as error:
+        tell(str(error))
+        return USAGE
+
+
+async def _with_channel(options: argparse.Namespace, action: _Action) -> int:
+    target = address_of(options)
+    async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
+        try:
+            return await action(options, channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise Unreachable(target) from None
+            tell(error.details() or error.code().name)
+            return 1
+
+
+async def _calls(options: argparse.Namespace, channel: grpc.aio.Channel) -> int:
+    answer = await AdminServiceStub(channel).ListCalls(ListCallsRequest(), timeout=_ANSWER_SECONDS)
+    if options.json:
+        for call in answer.calls:
+            facts = {
+                "execution_id": call.execution_id,
+                "tool_call_id": call.tool_call_id,
+                "tool": call.tool,
+                "state": CallState.Name(call.state).removeprefix(_STATE).lower(),
+                "worker": call.worker if call.HasField("worker") else None,
+                "instance": call.worker_instance_id if call.HasField("worker_instance_id") else None,
+                "age_seconds": _seconds(call.age),
+                "remaining_seconds": _seconds(call.remaining),
+                "reports": call.reports,
+            }
+            say(json.dumps(facts))
+        return 0
+    for call in answer.calls:
+        state = CallState.Name(call.state).removeprefix(_STATE).lower()
+        say(
+            f"{call.execution_id}  {call.tool}  {state}  {_seconds(call.age):.1f} s, {_seconds(call.remaining):.1f} s "
+            f"left  {call.reports} reports  {call.worker or '-'}"
+        )
+    if not answer.calls:
+        tell("No calls are running.")
+    elif answer.total > len(answer.calls):
+        tell(f"… and {answer.total - len(answer.calls):,} more")
+    return 0
+
+
+async def _cancel(options: argparse.Namespace, channel: grpc.aio.Channel) -> int:
+    request = CancelCallRequest(execution_id=options.execution)
+    answer = await AdminServiceStub(channel).CancelCall(request, timeout=_ANSWER_SECONDS)
+    tell("It was asked to stop." if answer.found else "No such call is running; `pillion calls` lists those that are.")
+    return 0 if answer.found else 1
+
+
+async def _wait_ready(options: argparse.Namespace, channel: grpc.aio.Channel) -> int:
+    try:
+        async with asyncio.timeout(options.timeout):
+            for service in ("", *(f"worker/{worker}" for worker in options.worker)):
+                await _until_serving(channel, service)
+    except TimeoutError:
+        tell(f"Not ready within {options.timeout:g} s; the sidecar's log says why.")
+        return 1
+    return 0
+
+
+async def _until_serving(channel: grpc.aio.Channel, service: str) -> None:
+    watch: grpc.aio.UnaryStreamMultiCallable[bytes, health_pb2.HealthCheckResponse] = channel.unary_stream(
+        _WATCH, response_deserializer=health_pb2.HealthCheckResponse.FromString
+    )
+    request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    while True:
+        try:
+            async for answer in watch(request, wait_for_ready=True):
+                if answer.status == _SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            # It may be starting, or starting again.
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+
+
+async def _shutdown(options: argparse.Namespace, channel: grpc.aio.Channel) -> int:
+    request = ShutdownRequest()
+    if options.grace is not None:
+        set_seconds(request.grace, options.grace)
+    answer = await AdminServiceStub(channel).Shutdown(request, timeout=_ANSWER_SECONDS)
+    tell(f"It stops; {answer.running} calls are running.")
+    return 0
+
+
+def _seconds(duration: Duration) -> float:
+    return round(duration.seconds + duration.nanos / 1e9, 3)

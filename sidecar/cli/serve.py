@@ -1,0 +1,49 @@
+"""`pillion serve`."""
+
+import argparse
+import os
+import sys
+from functools import partial
+from typing import Any
+
+# gRPC looks for forks at every operation unless it is told before it loads that there are none without exec.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import anyio
+
+from sidecar.cli.console import tell
+from sidecar.cli.main import USAGE, settings_file
+from sidecar.config import ConfigRefused, Layer, read
+from sidecar.memory import keep_memory_warm
+from sidecar.serving import serve
+from sidecar.storage import StoreRefused
+from sidecar.telemetry.logs import set_up
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs a sidecar until it is told to stop; answers the exit code: 2 where the settings cannot be used."""
+    keep_memory_warm()
+    file = settings_file(options)
+    source = partial(read, file, os.environ, _flags(options))
+    refusals: list[str] = []
+    try:
+        log = source().log
+        set_up(sys.stderr, log.format, log.level)
+        anyio.run(serve, source, file, backend_options={"use_uvloop": True})
+    except* (ConfigRefused, StoreRefused) as group:
+        refusals.extend(map(str, group.exceptions))
+    for refusal in refusals:
+        tell(refusal)
+    return USAGE if refusals else 0
+
+
+def _flags(options: argparse.Namespace) -> Layer:
+    values: dict[str, Any] = {}
+    if options.state_dir is not None:
+        values["state_dir"] = str(options.state_dir.absolute())
+    listen = {name: getattr(options, name) for name in ("callers", "workers") if getattr(options, name) is not None}
+    if listen:
+        values["listen"] = listen
+    return Layer(
+        values, {("state_dir",): "--state-dir", ("listen", "callers"): "--callers", ("listen", "workers"): "--workers"}
+    )

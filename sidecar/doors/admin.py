@@ -1,0 +1,127 @@
+"""The operator's service over gRPC, for users of this machine alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sidecar._gen.pillion.v1.admin_pb2 import (
+    CallState,
+    CallSummary,
+    CancelCallRequest,
+    CancelCallResponse,
+    ListCallsRequest,
+    ListCallsResponse,
+    ShutdownRequest,
+    ShutdownResponse,
+)
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls import call as calls
+from sidecar.calls.context import set_seconds
+from sidecar.calls.outcome import NONE, failure
+from sidecar.calls.pipeline import Pipeline
+from sidecar.doors.status import refuse
+from sidecar.scope import Principal
+
+SERVICE = "pillion.v1.AdminService"
+_MOST_LISTED = 1_000
+_STATES = {
+    calls.CallState.GATES: CallState.CALL_STATE_WAITING,
+    calls.CallState.WAITING: CallState.CALL_STATE_WAITING,
+    calls.CallState.JOINED: CallState.CALL_STATE_WAITING,
+    calls.CallState.RUNNING: CallState.CALL_STATE_RUNNING,
+    calls.CallState.CANCELLING: CallState.CALL_STATE_CANCELLING,
+    calls.CallState.SETTLING: CallState.CALL_STATE_RUNNING,
+}
+
+
+class Admin:
+    """Handlers of `AdminService`. Refused to everyone who is not a user of this machine, by a local socket."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        shut_down: Callable[[float | None], None],
+        principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
+    ) -> None:
+        self._pipeline = pipeline
+        self._shut_down = shut_down
+        self._principal_of = principal_of
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler to add to a server."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "ListCalls": grpc.unary_unary_rpc_method_handler(
+                    self._list_calls, ListCallsRequest.FromString, ListCallsResponse.SerializeToString
+                ),
+                "CancelCall": grpc.unary_unary_rpc_method_handler(
+                    self._cancel_call, CancelCallRequest.FromString, CancelCallResponse.SerializeToString
+                ),
+                "Shutdown": grpc.unary_unary_rpc_method_handler(
+                    self._shutdown, ShutdownRequest.FromString, ShutdownResponse.SerializeToString
+                ),
+            },
+        )
+
+    async def _list_calls(
+        self, request: ListCallsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> ListCallsResponse:
+        await self._check(context)
+        running = [
+            call for call in self._pipeline.running if not request.HasField("tool") or call.tool_name == request.tool
+        ]
+        running.sort(key=lambda call: call.started_at)
+        limit = min(request.limit, _MOST_LISTED) if request.HasField("limit") else _MOST_LISTED
+        now = self._pipeline.loop.time()
+        return ListCallsResponse(calls=[_summary(call, now) for call in running[:limit]], total=len(running))
+
+    async def _cancel_call(
+        self, request: CancelCallRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> CancelCallResponse:
+        await self._check(context)
+        for call in self._pipeline.running:
+            if call.execution_id == request.execution_id:
+                call.cancel(CancelReason.CANCEL_REASON_OPERATOR)
+                return CancelCallResponse(found=True)
+        return CancelCallResponse(found=False)
+
+    async def _shutdown(
+        self, request: ShutdownRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> ShutdownResponse:
+        await self._check(context)
+        grace = request.grace.seconds + request.grace.nanos / 1e9 if request.HasField("grace") else None
+        running = len(self._pipeline.running)
+        self._shut_down(grace)
+        return ShutdownResponse(running=running)
+
+    async def _check(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        if not self._principal_of(context).is_local:
+            await refuse(
+                context,
+                failure(
+                    FailureKind.FAILURE_KIND_DENIED,
+                    "The operator's service is for users of the sidecar's machine, by its unix socket.",
+                    NONE,
+                ),
+            )
+
+
+def _summary(call: calls.Call, now: float) -> CallSummary:
+    summary = CallSummary(
+        execution_id=call.execution_id,
+        tool_call_id=call.tool_call_id,
+        tool=call.tool_name,
+        state=_STATES.get(call.state, CallState.CALL_STATE_UNSPECIFIED),
+        reports=call.reports,
+    )
+    set_seconds(summary.age, max(now - call.started_at, 0.0))
+    set_seconds(summary.remaining, max(call.deadline - now, 0.0))
+    if call.worker_set is not None:
+        summary.worker = call.worker_set.name
+    if call.worker_instance_id is not None:
+        summary.worker_instance_id = call.worker_instance_id
+    return summary

@@ -1,0 +1,65 @@
+"""Configured workers, as the rooms for workers take them."""
+
+import os
+import pwd
+from pathlib import Path
+
+from sidecar.config import ConfigRefused, Worker
+from sidecar.workers.grant import Grant
+from sidecar.workers.processes import Command
+from sidecar.workers.supervisor import Launch
+
+
+def grant_of(worker: Worker) -> Grant:
+    """What a worker may do. One that the sidecar starts gets a token with each start.
+
+    :raises ConfigRefused: if its token file cannot be read or holds none.
+    """
+    grant = Grant(worker.name, worker.tools)
+    if worker.token_file is not None:
+        grant.accept(_token_in(worker.name, worker.token_file))
+    return grant
+
+
+def launch_of(worker: Worker) -> Launch:
+    """How a worker with a command is started.
+
+    :raises ConfigRefused: if its user or directory is not there, or it cannot be run as that user.
+    """
+    user = group = None
+    if worker.user is not None:
+        try:
+            entry = pwd.getpwnam(worker.user)
+        except KeyError:
+            raise ConfigRefused(
+                f"There is no user {worker.user} for worker {worker.name}; name one there is."
+            ) from None
+        if os.getuid() not in (0, entry.pw_uid):
+            raise ConfigRefused(f"Worker {worker.name} can be run as {worker.user} only by a sidecar that is root.")
+        user, group = entry.pw_uid, entry.pw_gid
+    if worker.directory is not None and not worker.directory.is_dir():
+        raise ConfigRefused(f"The directory of worker {worker.name}, {worker.directory}, is not there; make it.")
+    inherited = {name: os.environ[name] for name in worker.inherit if name in os.environ}
+    return Launch(
+        worker.name,
+        Command(
+            worker.command or (),
+            str(worker.directory) if worker.directory is not None else None,
+            {**inherited, **worker.environment},
+            user,
+            group,
+        ),
+        worker.instances,
+    )
+
+
+def _token_in(name: str, path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise ConfigRefused(
+            f"The token file of worker {name}, {path}, cannot be read; put a random text in it."
+        ) from None
+    if not token:
+        raise ConfigRefused(f"The token file of worker {name} is empty; put a random text in it.")
+    return token

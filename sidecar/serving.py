@@ -1,0 +1,79 @@
+"""A sidecar as a program: signals, reloads, and the end."""
+
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskStatus
+
+from sidecar.app import Sidecar
+from sidecar.config import ConfigRefused, Settings
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+
+
+async def serve(
+    source: Callable[[], Settings],
+    file: Path | None = None,
+    *,
+    task_status: TaskStatus[Sidecar] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Runs a sidecar until SIGINT or SIGTERM, then drains it; a second signal ends the drain.
+
+    SIGHUP, and a change of the file, read the settings again from their source. Settings that cannot be used change
+    nothing, and the log says why.
+
+    :raises ConfigRefused: if it cannot start with these settings; the text says what to change.
+    """
+    sidecar = Sidecar(source())
+    hurry = anyio.Event()
+    async with sidecar.running(), anyio.create_task_group() as tasks:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+
+            async def listen() -> None:
+                async for received in signals:
+                    if received == signal.SIGHUP:
+                        _reload(sidecar, source)
+                    elif sidecar.stopping.is_set():
+                        hurry.set()
+                    else:
+                        sidecar.stop()
+
+            tasks.start_soon(listen)
+            if file is not None:
+                tasks.start_soon(_watch, sidecar, source, file)
+            task_status.started(sidecar)
+            await sidecar.stopping.wait()
+            await sidecar.drain(hurry)
+            tasks.cancel_scope.cancel()
+
+
+async def _watch(sidecar: Sidecar, source: Callable[[], Settings], file: Path) -> None:
+    """Reads the settings again whenever their file changes."""
+    seen = _state_of(file)
+    while True:
+        await anyio.sleep(_LOOK_SECONDS)
+        now = _state_of(file)
+        if now is not None and now != seen:
+            seen = now
+            _reload(sidecar, source)
+
+
+def _state_of(file: Path) -> tuple[int, int, int] | None:
+    try:
+        state = file.stat()
+    except OSError:
+        # An editor may have it away for a moment.
+        return None
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _reload(sidecar: Sidecar, source: Callable[[], Settings]) -> None:
+    try:
+        sidecar.reload(source())
+    except ConfigRefused as refused:
+        _log.error("the settings were not reloaded, and those before stay: %s", refused)

@@ -1,0 +1,233 @@
+"""The guardian: a small process between the sidecar and its workers, which outlives the sidecar by seconds.
+
+It starts workers when the sidecar asks, and is the reaper of everything that comes of them, whatever sessions they
+make: when the pipe to the sidecar closes, however the sidecar ended, it asks the workers to stop, gives them a few
+seconds, and kills every process that is left below it. It imports neither gRPC nor asyncio, so that it stays small and
+cannot hang in either.
+
+Run by path, as `python guardian.py SOCKET_FD`. Over the socket go lines of JSON: from the sidecar
+`{"spawn": {...}}` with three descriptors (stdout, stderr, token) and `{"stop": {"worker": ID, "kill": BOOL}}`; to it
+`{"started": {"worker": ID, "pid": PID}}`, `{"failed": {"worker": ID, "why": TEXT}}` and
+`{"exited": {"worker": ID, "status": N}}`.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LINE_BYTES = 1024 * 1024
+_DESCRIPTORS = 3
+_CLEANUP_SECONDS = 5.0
+_KILL_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+_MARK = "PILLION_WORKER_PROCESS"
+_PROCESSES = Path("/proc")
+
+
+class Guardian:
+    """Starts, stops and reaps workers for the sidecar at the other end of a socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._pending = b""
+        self._descriptors: list[int] = []
+        self._workers: dict[int, str] = {}
+        """The workers that run, by process id. Ours to reap, so an id here is never another process's."""
+
+    def run(self) -> None:
+        """Serves the sidecar until it is gone, then ends all that is left."""
+        wake, waker = os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # A terminal sends these to everyone; the guardian ends when the sidecar does.
+            signal.signal(ignored, signal.SIG_IGN)
+        while True:
+            ready, _, _ = select.select((self._control.fileno(), wake), (), ())
+            if wake in ready:
+                os.read(wake, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._receive():
+                break
+        self._end_all()
+
+    # --- the sidecar's wishes
+
+    def _receive(self) -> bool:
+        """Takes what came from the sidecar; False once it is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 65_536, 16)
+        except OSError:
+            return False
+        if not data:
+            return False
+        self._descriptors += descriptors
+        self._pending += data
+        while b"\n" in self._pending:
+            line, self._pending = self._pending.split(b"\n", 1)
+            self._obey(json.loads(line))
+        return len(self._pending) <= _LINE_BYTES
+
+    def _obey(self, wish: dict[str, Any]) -> None:
+        if "spawn" in wish:
+            self._spawn(wish["spawn"])
+        elif "stop" in wish:
+            stop = wish["stop"]
+            self._stop(stop["worker"], signal.SIGKILL if stop["kill"] else signal.SIGTERM)
+
+    def _spawn(self, wish: dict[str, Any]) -> None:
+        worker = wish["worker"]
+        stdout, stderr, token = self._descriptors[:_DESCRIPTORS]
+        del self._descriptors[:_DESCRIPTORS]
+        environment = {**wish["environment"], "PILLION_WORKER_TOKEN_FD": str(token), _MARK: worker}
+        try:
+            process = subprocess.Popen(
+                wish["command"],
+                cwd=wish["directory"],
+                env=environment,
+                user=wish["user"],
+                group=wish["group"],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(token,),
+                start_new_session=True,
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._tell({"failed": {"worker": worker, "why": getattr(error, "strerror", None) or str(error)}})
+        else:
+            # Reaped by `_reap`, with everything else; the object would only warn that nobody waited for it.
+            process.returncode = 0
+            self._workers[process.pid] = worker
+            self._tell({"started": {"worker": worker, "pid": process.pid}})
+        finally:
+            for descriptor in (stdout, stderr, token):
+                os.close(descriptor)
+
+    def _stop(self, worker: str, with_signal: signal.Signals) -> None:
+        """Signals a worker, and with a kill everything that came of it."""
+        for pid, name in self._workers.items():
+            if name == worker:
+                send(pid, with_signal)
+        if with_signal == signal.SIGKILL:
+            for pid in descendants(os.getpid()):
+                if _mark_of(pid) == worker:
+                    send(pid, with_signal)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                self._tell({"exited": {"worker": worker, "status": os.waitstatus_to_exitcode(status)}})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # The sidecar is gone; the next read says so.
+            return
+
+    # --- when the sidecar is gone
+
+    def _end_all(self) -> None:
+        """Asks the workers to stop, waits a little, then kills until nothing is left below this process."""
+        for pid in self._workers:
+            send(pid, signal.SIGTERM)
+        self._wait_until_alone(_CLEANUP_SECONDS, kill=False)
+        self._wait_until_alone(_KILL_SECONDS, kill=True)
+
+    def _wait_until_alone(self, seconds: float, *, kill: bool) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._reap()
+            left = descendants(os.getpid())
+            if not left:
+                return
+            if kill:
+                for pid in left:
+                    send(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+
+
+def send(pid: int, what: signal.Signals) -> None:
+    """Signals a process by a handle of its own, so that an id which was given to another meanwhile is not hit."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        signal.pidfd_send_signal(handle, what)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.EPERM):
+            raise
+    finally:
+        os.close(handle)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below one, nearest first. One that loses its parent comes to the reaper, so none is missed."""
+    parents: dict[int, list[int]] = {}
+    for entry in _PROCESSES.iterdir():
+        if entry.name.isdecimal():
+            try:
+                # The name in brackets may hold anything, brackets and spaces too.
+                state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if state != b"Z":
+                parents.setdefault(int(parent), []).append(int(entry.name))
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for parent in level for child in parents.get(parent, ())]
+        found += level
+    return found
+
+
+def _mark_of(pid: int) -> str | None:
+    """The worker that a process came of, by its environment; `None` where that cannot be told."""
+    try:
+        environment = (_PROCESSES / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    marks = [entry for entry in environment.split(b"\0") if entry.startswith(_MARK.encode() + b"=")]
+    return marks[0].partition(b"=")[2].decode(errors="replace") if marks else None
+
+
+def become_reaper() -> None:
+    """Makes this process the parent of every process below it that loses its own.
+
+    :raises OSError: where the system has no such thing.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot become the reaper of what is started")
+
+
+def main() -> None:
+    """Runs the guardian on the socket whose descriptor is the one argument."""
+    os.setsid()
+    become_reaper()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        Guardian(control).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Guarantee 12: a drain lets running tools finish, then takes the workers down in order."""
+
+import signal
+import time
+from pathlib import Path
+
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.support import StartProcess, hosted, on_unix
+
+LIMITS = "[limits.calls]\nworker_wait = 20\n"
+HURRY_SECONDS = 15.0
+
+
+@on_unix
+async def test_guarantee_12_running_tools_finish_and_then_workers_leave(
+    start_process: StartProcess, tmp_path: Path
+) -> None:
+    left = {name: tmp_path / f"{name}.left" for name in ("busy", "idle")}
+    process = await start_process(
+        LIMITS
+        + hosted("busy", "clock", "--left", str(left["busy"]), "--label", "busy")
+        + hosted("idle", "label", "--left", str(left["idle"]), "--label", "idle")
+    )
+    caller = await process.caller()
+    assert (await caller.call("label")).result.json == b'"idle"'
+    running = [await caller.start("clock", {"seconds": 2.0}) for _ in range(3)]
+    for call in running:
+        await caller.next_of("progress", call)
+    process.send(signal.SIGTERM)
+    await caller.next_of("draining")
+    refused = await caller.call("label")
+    assert refused.failure.kind == FailureKind.FAILURE_KIND_UNAVAILABLE
+    outcomes = [await caller.outcome(call) for call in running]
+    assert all(outcome.HasField("result") for outcome in outcomes), outcomes
+    assert await process.ended() == 0
+    finished = max(float(outcome.result.json) for outcome in outcomes)
+    assert all(float(path.read_text()) > finished for path in left.values())
+    await process.says("busy left in order")
+    await process.says("idle left in order")
+
+
+@on_unix
+async def test_guarantee_12_a_second_signal_hurries(start_process: StartProcess) -> None:
+    process = await start_process(LIMITS + hosted("slow", "wait"))
+    caller = await process.caller()
+    call = await caller.start("wait", {"seconds": 50}, timeout=55)
+    await caller.next_of("progress", call)
+    process.send(signal.SIGTERM)
+    await caller.next_of("draining")
+    await caller.flush()
+    assert caller.bodies(call) == ["started", "progress"]
+    begun = time.monotonic()
+    process.send(signal.SIGTERM)
+    outcome = await caller.outcome(call)
+    assert outcome.failure.kind == FailureKind.FAILURE_KIND_CANCELLED
+    assert await process.ended() == 0
+    assert time.monotonic() - begun < HURRY_SECONDS

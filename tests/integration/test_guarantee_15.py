@@ -1,0 +1,157 @@
+"""Guarantee 15: a reload under load is atomic: calls end as if nothing had been, and a bad file changes nothing."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from sidecar._gen.pillion.v1.execute_pb2 import WatchToolsRequest, WatchToolsResponse
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.support import CallerPeer, SidecarProcess, StartProcess, hosted, on_unix
+
+LIMITS = "[limits.calls]\nworker_wait = 25\n"
+CHANGING, GOING = 150, 50
+STAYS = hosted("stays", "pid")
+BEFORE = LIMITS + hosted("changes", "label wait", "--label", "one") + hosted("goes", "clock") + STAYS
+AFTER = LIMITS + hosted("changes", "label wait", "--label", "two") + STAYS + hosted("comes", "echo")
+PATIENCE = 30.0
+
+
+class Watch:
+    """What the catalogue was, from snapshot to snapshot."""
+
+    def __init__(self) -> None:
+        self.seen: list[set[str]] = []
+        self._news = asyncio.Event()
+
+    async def run(self, channel: grpc.aio.Channel) -> None:
+        watch: grpc.aio.UnaryStreamMultiCallable[WatchToolsRequest, WatchToolsResponse] = channel.unary_stream(
+            "/pillion.v1.ToolHostService/WatchTools",
+            WatchToolsRequest.SerializeToString,
+            WatchToolsResponse.FromString,
+        )
+        async for answer in watch(WatchToolsRequest()):
+            self.seen.append({tool.name for tool in answer.tools})
+            self._news.set()
+
+    async def until(self, *names: str) -> None:
+        """Returns once exactly these tools are there."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.seen or self.seen[-1] != set(names):
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def watched(process: SidecarProcess) -> AsyncIterator[Watch]:
+    watch = Watch()
+    async with grpc.aio.insecure_channel(process.callers_at) as channel:
+        task = asyncio.ensure_future(watch.run(channel))
+        try:
+            yield watch
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class Load:
+    """One call after another, until it is ended."""
+
+    def __init__(self, caller: CallerPeer) -> None:
+        self.labels: list[str] = []
+        self._caller = caller
+        self._ended = False
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while not self._ended:
+            outcome = await self._caller.call("label", timeout=PATIENCE)
+            assert outcome.HasField("result"), outcome
+            self.labels.append(outcome.result.json.decode())
+
+    async def until(self, label: str) -> None:
+        """Returns once this was the answer."""
+        async with asyncio.timeout(PATIENCE):
+            while label not in self.labels:
+                if self._task.done():
+                    await self._task
+                await asyncio.sleep(0.02)
+
+    async def end(self) -> None:
+        self._ended = True
+        await self._task
+
+
+@on_unix
+async def test_guarantee_15_a_reload_under_load_loses_no_call_and_no_tool(start_process: StartProcess) -> None:
+    process = await start_process(BEFORE)
+    caller = await process.caller()
+    async with watched(process) as watch:
+        await watch.until("label", "wait", "clock", "pid")
+        since = len(watch.seen)
+        pid = (await caller.call("pid")).result.json
+        loads = [Load(await process.caller()) for _ in range(3)]
+        starts = [caller.starting("wait", {"seconds": 2.0}) for _ in range(CHANGING)]
+        starts += [caller.starting("clock", {"seconds": 2.0}) for _ in range(GOING)]
+        await caller.send(*starts)
+        for frame in starts:
+            await caller.next_of("progress", frame.call)
+        process.write(AFTER)
+        process.send(signal.SIGHUP)
+        await process.says("reloaded")
+        gone = await caller.call("clock")
+        assert gone.failure.kind == FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+        outcomes = [await caller.outcome(frame.call) for frame in starts]
+        assert all(outcome.HasField("result") for outcome in outcomes), outcomes
+        assert {outcome.result.json for outcome in outcomes[:CHANGING]} == {b'"one"'}
+        assert b'"cancelled"' not in {outcome.result.json for outcome in outcomes}
+        for load in loads:
+            await load.until('"two"')
+            await load.end()
+            assert load.labels == sorted(load.labels), "once the new one answers, the old one does not"
+        await watch.until("label", "wait", "pid", "echo")
+        assert (await caller.call("echo", {"text": "hello"})).result.json == b'{"text": "hello"}'
+        assert (await caller.call("pid")).result.json == pid, "what did not change was left alone"
+        assert all({"label", "wait", "pid"} <= seen for seen in watch.seen[since:]), watch.seen
+
+
+BAD = {
+    "no TOML": "= what\n",
+    "an unknown key": AFTER + "colour = 1\n",
+    "no user": AFTER + '[[worker]]\nname = "other"\ncommand = ["true"]\nuser = "nobody-of-this-name"\n',
+    "no token": AFTER + '[[worker]]\nname = "other"\ntoken_file = "none.token"\n',
+    "another limit": AFTER.replace("worker_wait = 25", "worker_wait = 26"),
+}
+
+
+@on_unix
+async def test_guarantee_15_a_bad_file_keeps_what_runs(start_process: StartProcess) -> None:
+    process = await start_process(BEFORE)
+    caller = await process.caller()
+    pid = (await caller.call("pid")).result.json
+    assert (await caller.call("label")).result.json == b'"one"'
+    async with watched(process) as watch:
+        await watch.until("label", "wait", "clock", "pid")
+        running = await caller.start("wait", {"seconds": 3.0})
+        for times, text in enumerate(BAD.values(), 1):
+            process.write(text)
+            process.send(signal.SIGHUP)
+            await process.says("the settings were not reloaded, and those before stay", times)
+            assert (await caller.call("label")).result.json == b'"one"'
+        assert (await caller.call("pid")).result.json == pid
+        assert (await caller.outcome(running)).result.json == b'"one"'
+        assert watch.seen == [watch.seen[0]] * len(watch.seen)
+        assert not any(": reloaded" in line for line in process.said)
+
+
+@on_unix
+async def test_guarantee_15_a_change_of_the_file_is_enough(start_process: StartProcess) -> None:
+    process = await start_process(LIMITS + hosted("changes", "label", "--label", "one"))
+    load = Load(await process.caller())
+    await load.until('"one"')
+    process.write(LIMITS + hosted("changes", "label", "--label", "two"))
+    await load.until('"two"')
+    await load.end()
+    assert load.labels == sorted(load.labels)

@@ -1,0 +1,165 @@
+"""A worker that a sidecar starts, whose tools and bad habits its arguments name.
+
+Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
+the latter with the time, and `block` keeps a thread busy for as long.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+# As the sidecar does: there is no fork without exec here that gRPC had to know of.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from grpc import aio
+
+from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, tool_pb2, worker_pb2
+from pillion._gen.pillion.v1.frame_pb2 import Frame, Pong
+
+_MARK = "PILLION_TEST_MARK"
+_ENDLESS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+class Worker:
+    """One instance: what is to be written, and the calls that run."""
+
+    def __init__(self, tools: list[str], label: str, left: Path | None) -> None:
+        self.label = label
+        self.left = left
+        self.outbox: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self.running: dict[int, asyncio.Event] = {}
+        self.leaving = False
+        descriptors = [tool_pb2.ToolDescriptor(name=name, description=f"{name} of {label}") for name in tools]
+        hello = worker_pb2.WorkerHello(
+            worker=os.environ["PILLION_WORKER_NAME"], token=_token(), tools=descriptors, concurrency=512
+        )
+        self.outbox.put_nowait(Frame(worker_hello=hello))
+
+    async def serve(self) -> None:
+        """Attaches, and runs what is invoked until the stream ends."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.leave)
+        async with aio.insecure_channel(os.environ["PILLION_WORKER_TARGET"]) as channel:
+            stream = attach_pb2_grpc.WorkerHostServiceStub(channel).Attach(self._messages(), wait_for_ready=True)
+            try:
+                async with asyncio.TaskGroup() as calls:
+                    async for message in stream:
+                        for frame in message.frames:
+                            self._handle(frame, calls)
+            except* aio.AioRpcError:
+                sys.exit("the stream was lost")
+        print(f"{self.label} left in order", flush=True)
+
+    async def _messages(self) -> AsyncIterator[attach_pb2.AttachRequest]:
+        while (frame := await self.outbox.get()) is not None:
+            yield attach_pb2.AttachRequest(frames=[frame])
+
+    def _handle(self, frame: Frame, calls: asyncio.TaskGroup) -> None:
+        match frame.WhichOneof("body"):
+            case "invoke":
+                self.running[frame.call] = asyncio.Event()
+                calls.create_task(self._run(frame.call, frame.invoke))
+            case "cancel" if frame.call in self.running:
+                self.running[frame.call].set()
+            case "ping":
+                self.outbox.put_nowait(Frame(pong=Pong(nonce=frame.ping.nonce)))
+            case "drain":
+                self.leave()
+
+    async def _run(self, call: int, invoke: worker_pb2.Invoke) -> None:
+        arguments = json.loads(invoke.arguments or b"{}")
+        progress = Frame(call=call)
+        progress.progress.payload = b'{"message":"begun"}'
+        self.outbox.put_nowait(progress)
+        frame = Frame(call=call)
+        frame.outcome.result.json = json.dumps(await self._value(call, invoke.tool, arguments)).encode()
+        self.outbox.put_nowait(frame)
+        del self.running[call]
+        self._part()
+
+    async def _value(self, call: int, tool: str, arguments: dict[str, Any]) -> Any:
+        match tool:
+            case "wait" | "clock":
+                try:
+                    await asyncio.wait_for(self.running[call].wait(), arguments["seconds"])
+                except TimeoutError:
+                    return self.label if tool == "wait" else time.monotonic()
+                return "cancelled"
+            case "block":
+                done, loop = asyncio.Event(), asyncio.get_running_loop()
+
+                def block() -> None:
+                    time.sleep(arguments["seconds"])
+                    loop.call_soon_threadsafe(done.set)
+
+                threading.Thread(target=block, daemon=True).start()
+                await done.wait()
+                return self.label
+            case "pid":
+                return os.getpid()
+            case "label":
+                return self.label
+            case _:
+                return arguments
+
+    def leave(self) -> None:
+        """Says goodbye; the stream ends once nothing runs."""
+        if not self.leaving:
+            self.leaving = True
+            goodbye = Frame()
+            goodbye.goodbye.SetInParent()
+            self.outbox.put_nowait(goodbye)
+            self._part()
+
+    def _part(self) -> None:
+        if self.leaving and not self.running:
+            if self.left is not None:
+                self.left.write_text(str(time.monotonic()))
+            self.outbox.put_nowait(None)
+
+
+def _token() -> str:
+    descriptor = int(os.environ.pop("PILLION_WORKER_TOKEN_FD"))
+    token = os.read(descriptor, 4096).decode()
+    os.close(descriptor)
+    return token
+
+
+def _detach() -> None:
+    """Leaves a process behind that is of another session, whose parent has ended, and which heeds no SIGTERM."""
+    script = (
+        f"import os, subprocess, sys; os.setsid(); subprocess.Popen([sys.executable, '-c', {_ENDLESS!r}], env={{}})"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tools", nargs="*", default=["echo"])
+    parser.add_argument("--label", default="")
+    parser.add_argument("--left", type=Path, help="a file to write when it leaves")
+    parser.add_argument("--detach", action="store_true", help="leave a process in another session behind")
+    parser.add_argument("--stubborn", action="store_true", help="heed no SIGTERM")
+    parser.add_argument("--say", type=Path, help="a file to write to stdout before all else")
+    options = parser.parse_args()
+    if options.say is not None:
+        sys.stdout.buffer.write(options.say.read_bytes())
+        sys.stdout.flush()
+    if options.detach:
+        _detach()
+    worker = Worker(options.tools, options.label, options.left)
+    if options.stubborn:
+        worker.leave = lambda: None  # type: ignore[method-assign]  # not even when it is asked to drain
+    asyncio.run(worker.serve())
+
+
+if __name__ == "__main__":
+    main()
