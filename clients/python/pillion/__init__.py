@@ -1,1 +1,1 @@
-"""Pillion for Python: callers and workers speak to the sidecar through the generated stubs in ``pillion._gen``."""
+"""Pillion for Python."""

@@ -1,0 +1,84 @@
+"""A gRPC message as a batch of frames, and the commonest frames as bytes.
+
+`ExecuteRequest`, `ExecuteResponse`, `AttachRequest` and `AttachResponse` are the same bytes: field 1, repeated. So a
+batch is the concatenation of its frames, each behind a tag and a length. Progress and plain results, which are most of
+what a worker sends, are written here without a message object: a third of the time.
+"""
+
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from pillion._gen.pillion.v1.execute_pb2 import ExecuteResponse
+from pillion._gen.pillion.v1.frame_pb2 import Frame
+
+_SEVEN_BITS, _MORE = 0x7F, 0x80
+_FRAMES_TAG = b"\x0a"
+_CALL_TAG = b"\x08"
+_COALESCED_TAG = b"\x20"
+_MOST_LOST = 2**32 - 1
+
+
+class Malformed(ValueError):
+    """The message is not a batch of frames."""
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= _MORE:
+        encoded.append(number & _SEVEN_BITS | _MORE)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+_SHORT = tuple(_varint(number) for number in range(1 << 11))
+_HEADERS = tuple(_FRAMES_TAG + each for each in _SHORT)
+
+
+def varint(number: int) -> bytes:
+    """A number as the wire has it."""
+    return _SHORT[number] if number < len(_SHORT) else _varint(number)
+
+
+def header(size: int) -> bytes:
+    """The bytes in front of a frame of this size."""
+    return _HEADERS[size] if size < len(_HEADERS) else _FRAMES_TAG + _varint(size)
+
+
+def call_field(call: int) -> bytes:
+    """The first field of each frame of a call."""
+    return _CALL_TAG + _varint(call)
+
+
+def progress(call: bytes, payload: bytes, lost: int = 0) -> bytes:
+    """A progress frame; `call` is the call's field, `lost` how many reports gave way just before this one."""
+    size = len(payload)
+    length = varint(size)
+    inner = varint(size + 1 + len(length))
+    if lost:
+        call += _COALESCED_TAG + varint(min(lost, _MOST_LOST))
+    return b"%b\xb2\x01%b\x0a%b%b" % (call, inner, length, payload)
+
+
+def result(call: bytes, json: bytes, lost: int = 0) -> bytes:
+    """The outcome frame of a result that is one JSON value."""
+    size = len(json)
+    length = varint(size)
+    result_size = size + 1 + len(length)
+    result_length = varint(result_size)
+    outcome_length = varint(result_size + 1 + len(result_length))
+    if lost:
+        call += _COALESCED_TAG + varint(min(lost, _MOST_LOST))
+    return b"%b\xd2\x01%b\x0a%b\x0a%b%b" % (call, outcome_length, result_length, length, json)
+
+
+def parse(message: bytes) -> Sequence[Frame]:
+    """The frames of a message, in order.
+
+    :raises Malformed: if it is not a batch of frames.
+    """
+    try:
+        return ExecuteResponse.FromString(message).frames
+    except DecodeError:
+        raise Malformed("not a batch of frames") from None
