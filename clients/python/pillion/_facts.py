@@ -151,7 +151,9 @@ class Secret(Withheld):
 
 def set_seconds(duration: Duration, seconds: float) -> None:
     """Sets a duration."""
-    duration.FromNanoseconds(round(seconds * 1e9))
+    whole = int(seconds)
+    duration.seconds = whole
+    duration.nanos = int((seconds - whole) * 1e9)
 
 
 def seconds_of(duration: Duration) -> float:

@@ -100,7 +100,23 @@ def _constant(_: str) -> NoReturn:
 _decoder = json.JSONDecoder(parse_float=_decimal, parse_constant=_constant)
 # What `decode` of the decoder wraps; asked directly, a small text costs half.
 _scan: Callable[[str, int], tuple[Any, int]] = vars(_decoder)["scan_once"]
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def _no_default(_: Any) -> NoReturn:
+    raise JsonRefused("The value has no JSON form.")
+
+
+_chunks: Any = None
+if json.encoder.c_make_encoder is not None:  # type: ignore[attr-defined]  # what `encode` makes anew for each value
+    _chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # as above
+        None, _no_default, json.encoder.encode_basestring, None, ":", ",", False, False, False  # type: ignore[attr-defined]  # as above  # noqa: FBT003
+    )
+_slow_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def _encode(value: Any) -> str:
+    return "".join(_chunks(value, 0)) if _chunks is not None else _slow_encode(value)
+
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 from pillion import _failures, _json
 from pillion._caller.outcome import Outcome, Progress, Result, read_outcome, value_of
 from pillion._facts import CancelReason, Identity, Trace, seconds_of, set_seconds
-from pillion._gen.pillion.v1.call_pb2 import Start
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 
 if TYPE_CHECKING:
@@ -33,12 +32,14 @@ def start_of(  # noqa: PLR0913  # the facts of a call are many, and each has its
     iteration: int = 0,
     parent_anchor: str | None = None,
     trace: Trace | None = None,
-) -> Start:
-    """The start of a call.
+) -> Frame:
+    """The first frame of a call, but for its number.
 
     :raises JsonRefused: if the arguments have no JSON text of the same meaning.
     """
-    start = Start(tool=tool)
+    frame = Frame()
+    start = frame.start
+    start.tool = tool
     if arguments is not None:
         start.arguments = _json.encode_arguments(arguments)
     if timeout is not None:
@@ -64,7 +65,7 @@ def start_of(  # noqa: PLR0913  # the facts of a call are many, and each has its
         _set_named(start.identity, identity, ("tenant", "principal", "conversation_id"))
     if trace is not None:
         _set_named(start.trace, trace, ("traceparent", "tracestate", "baggage"))
-    return start
+    return frame
 
 
 def _set_named(message: Any, facts: object, names: tuple[str, ...]) -> None:
@@ -96,6 +97,7 @@ class Call:
         "_reports",
         "deadline",
         "execution_id",
+        "first",
         "generation",
         "grace",
         "id",
@@ -103,20 +105,19 @@ class Call:
         "outcome",
         "place",
         "resend",
-        "start",
         "tool_call_id",
         "waiter",
     )
 
-    def __init__(self, link: "Link", start: Start, *, grace: float, resend: bool, iterated: bool) -> None:
-        self.start = start
-        """What was asked. For the link."""
+    def __init__(self, link: "Link", first: Frame, *, grace: float, resend: bool, iterated: bool) -> None:
+        self.first = first
+        """Its first frame. For the link."""
         self.grace = grace
         """How long after its timeout an outcome is waited for. For the link."""
         self.deadline: float | None = None
         """When this side gives up, on the loop's clock. For the link."""
-        if start.HasField("timeout"):
-            self.deadline = link.loop.time() + seconds_of(start.timeout) + grace
+        if first.start.HasField("timeout"):
+            self.deadline = link.loop.time() + seconds_of(first.start.timeout) + grace
         self.resend = resend
         """Whether to send it again when its stream is lost. For the link."""
         self.place = 0

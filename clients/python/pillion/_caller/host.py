@@ -125,8 +125,8 @@ class Host:
             resend = options.pop("resend")
             if resend and not options.get("idempotency_key"):
                 raise ValueError("Only a call with an idempotency key may be sent again.")
-        start = start_of(tool, arguments, **options)
-        return Call(self._link, start, grace=self._outcome_grace, resend=resend, iterated=iterated)
+        first = start_of(tool, arguments, **options)
+        return Call(self._link, first, grace=self._outcome_grace, resend=resend, iterated=iterated)
 
     async def tools(self, identity: Identity | None = None) -> Tools:
         """The tools that this caller may call for this subject.

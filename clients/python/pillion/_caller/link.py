@@ -162,10 +162,10 @@ class Link:
         self._tick_soon()
 
     def _loss(self, call: Call, *, unsent: bool) -> _failures.StreamLost:
-        harmless = unsent or self.effects.get(call.start.tool) is Effects.READ
+        harmless = unsent or self.effects.get(call.first.start.tool) is Effects.READ
         return _failures.StreamLost(
             "The connection to the sidecar was lost while the call ran.",
-            retryable=harmless or self.effects.get(call.start.tool) is Effects.IDEMPOTENT,
+            retryable=harmless or self.effects.get(call.first.start.tool) is Effects.IDEMPOTENT,
             side_effects=SideEffects.NONE if harmless else SideEffects.POSSIBLE,
         )
 
@@ -201,12 +201,10 @@ class Link:
 
     def _send(self, call: Call, stream: FrameStream, *, waited: bool = False) -> None:
         self._last_id = call.id = self._last_id + 1
-        start = call.start
-        if waited and call.deadline is not None:  # its time went on
-            set_seconds(start.timeout, max(0.001, call.deadline - call.grace - self.loop.time()))
-        frame = Frame()
+        frame = call.first
         frame.call = call.id
-        frame.start.CopyFrom(start)
+        if waited and call.deadline is not None:  # its time went on
+            set_seconds(frame.start.timeout, max(0.001, call.deadline - call.grace - self.loop.time()))
         self.calls[call.id] = call
         data = frame.SerializeToString()
         if len(data) > self._limits.frame_bytes:

@@ -15,7 +15,6 @@ from pillion._gen.pillion.v1.frame_pb2 import Frame
 _SEVEN_BITS, _MORE = 0x7F, 0x80
 _FRAMES_TAG = b"\x0a"
 _CALL_TAG = b"\x08"
-_COALESCED_TAG = b"\x20"
 _MOST_LOST = 2**32 - 1
 
 
@@ -51,26 +50,45 @@ def call_field(call: int) -> bytes:
     return _CALL_TAG + _varint(call)
 
 
-def progress(call: bytes, payload: bytes, lost: int = 0) -> bytes:
-    """A progress frame; `call` is the call's field, `lost` how many reports gave way just before this one."""
+def packed(frame: bytes) -> bytes:
+    """A frame as it stands in a message."""
+    return header(len(frame)) + frame
+
+
+def progress(call: bytes, payload: bytes) -> bytes:
+    """A progress frame as it stands in a message; `call` is the call's field."""
     size = len(payload)
     length = varint(size)
     inner = varint(size + 1 + len(length))
-    if lost:
-        call += _COALESCED_TAG + varint(min(lost, _MOST_LOST))
-    return b"%b\xb2\x01%b\x0a%b%b" % (call, inner, length, payload)
+    return b"%b%b\xb2\x01%b\x0a%b%b" % (
+        header(len(call) + 3 + len(inner) + len(length) + size), call, inner, length, payload
+    )
 
 
-def result(call: bytes, json: bytes, lost: int = 0) -> bytes:
-    """The outcome frame of a result that is one JSON value."""
+def result(call: bytes, json: bytes) -> bytes:
+    """The outcome frame of a result that is one JSON value, as it stands in a message."""
     size = len(json)
     length = varint(size)
     result_size = size + 1 + len(length)
     result_length = varint(result_size)
-    outcome_length = varint(result_size + 1 + len(result_length))
-    if lost:
-        call += _COALESCED_TAG + varint(min(lost, _MOST_LOST))
-    return b"%b\xd2\x01%b\x0a%b\x0a%b%b" % (call, outcome_length, result_length, length, json)
+    outcome_size = result_size + 1 + len(result_length)
+    outcome_length = varint(outcome_size)
+    return b"%b%b\xd2\x01%b\x0a%b\x0a%b%b" % (
+        header(len(call) + 2 + len(outcome_length) + outcome_size), call, outcome_length, result_length, length, json
+    )
+
+
+def counting(packed_frame: bytes, lost: int) -> bytes:
+    """The same frame, as it stands in a message, that counts so many more lost ones."""
+    frame = parse(packed_frame)[0]
+    frame.coalesced = min(frame.coalesced + lost, _MOST_LOST)
+    return packed(frame.SerializeToString())
+
+
+def coalesced(packed_frame: bytes) -> int | None:
+    """How many lost ones a progress frame counts; `None` for any other frame."""
+    frame = parse(packed_frame)[0]
+    return frame.coalesced if frame.WhichOneof("body") == "progress" else None
 
 
 def parse(message: bytes) -> Sequence[Frame]:

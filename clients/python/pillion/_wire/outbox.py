@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._wire import frames
 
 KIB = 1024
@@ -14,10 +13,6 @@ MESSAGE_FRAMES, MESSAGE_BYTES = 128, 256 * KIB
 _TURN_BYTES = 64 * KIB
 _KEPT = 32
 _SOFT_BYTES = 8 * MIB
-
-_Report = tuple[bytes, int]
-"""The payload of a queued progress frame, and how many were lost just before it."""
-
 
 class Limits(NamedTuple):
     """What may be sent to the sidecar, as it says itself."""
@@ -48,40 +43,41 @@ class OutboxStatistics(NamedTuple):
 class Lane:
     """The frames of one call on their way to one stream, in order. For use by any thread."""
 
-    __slots__ = ("_credit", "_entries", "_field", "_lost", "_outbox", "_reports", "call", "closed")
+    __slots__ = ("_credit", "_field", "_lost", "_outbox", "_others", "call", "closed", "entries")
 
     def __init__(self, outbox: "Outbox", call: int) -> None:
         self.call = call
         self.closed = False
         """Whether the call's outcome was queued: what comes later goes nowhere."""
+        self.entries: list[bytes] = []
+        """What waits, as it will stand in a message. For the outbox."""
         self._outbox = outbox
         self._field = frames.call_field(call)
-        self._entries: list[bytes | _Report] = []
-        self._reports = 0
+        self._others = 0
         self._lost = 0
         self._credit = 0
 
     def report(self, payload: bytes) -> bool:
         """Queues progress; the newest are kept where too many wait. False: it is too large, and was dropped."""
         outbox = self._outbox
-        size = len(payload)
+        data = frames.progress(self._field, payload)
         with outbox.lock:
             if self.closed or outbox.abandoned:
                 return True
-            if size > outbox.limits.inline_bytes:
+            if len(payload) > outbox.limits.inline_bytes:
                 self._lost += 1
                 outbox.coalesced += 1
                 return False
-            entries = self._entries
+            if self._lost:
+                data = frames.counting(data, self._lost)
+                self._lost = 0
+            entries = self.entries
             if not entries:
                 outbox.turns.append(self)
-            entries.append((payload, self._lost))
-            self._lost = 0
-            self._reports += 1
-            outbox.undelivered_bytes += size
-            kept = _KEPT if outbox.undelivered_bytes <= _SOFT_BYTES else 1
-            if self._reports > kept:
-                self._shed(kept)
+            entries.append(data)
+            outbox.undelivered_bytes += len(data)
+            if len(entries) > 1 and (len(entries) > _KEPT or outbox.undelivered_bytes > _SOFT_BYTES):
+                self._shed(_KEPT if outbox.undelivered_bytes <= _SOFT_BYTES else 1)
             if not outbox.asleep:
                 return True
             outbox.asleep = False
@@ -90,8 +86,15 @@ class Lane:
 
     def send(self, frame: bytes, *, last: bool = False) -> bool:
         """Queues a frame that is never lost; nothing follows the last. False: it is too large, and was not queued."""
+        return self._queue(frames.packed(frame), len(frame), last=last)
+
+    def result(self, json: bytes) -> bool:
+        """Queues the outcome of a result that is one JSON value. False: it is too large, and was not queued."""
+        data = frames.result(self._field, json)
+        return self._queue(data, len(data), last=True)
+
+    def _queue(self, data: bytes, size: int, *, last: bool) -> bool:
         outbox = self._outbox
-        size = len(frame)
         if size > outbox.limits.frame_bytes:
             return False
         with outbox.lock:
@@ -99,58 +102,56 @@ class Lane:
                 return True
             self.closed = last
             if self._lost:
-                frame = _counting(frame, self._lost)
+                data = frames.counting(data, self._lost)
                 self._lost = 0
-            if not self._entries:
+            if not self.entries:
                 outbox.turns.append(self)
-            self._entries.append(frame)
-            outbox.undelivered_bytes += len(frame)
+            self.entries.append(data)
+            self._others += 1
+            outbox.undelivered_bytes += len(data)
             if not outbox.asleep:
                 return True
             outbox.asleep = False
         outbox.on_ready()
         return True
 
-    def result(self, json: bytes) -> bool:
-        """Queues the outcome of a result that is one JSON value. False: it is too large, and was not queued."""
-        return self.send(frames.result(self._field, json), last=True)
-
     def _shed(self, kept: int) -> None:
         """Drops the oldest progress until `kept` are left; the frame behind each takes over its count."""
-        entries = self._entries
+        entries = self.entries
         position = 0
-        while self._reports > kept:
-            entry = entries[position]
-            if isinstance(entry, bytes):
+        while len(entries) - self._others > kept:
+            lost = frames.coalesced(entries[position])
+            if lost is None:
                 position += 1
                 continue
+            dropped, follower = entries[position], entries[position + 1]
+            counting = entries[position + 1] = frames.counting(follower, lost + 1)
             del entries[position]
-            self._reports -= 1
-            payload, lost = entry
-            self._outbox.undelivered_bytes -= len(payload)
+            self._outbox.undelivered_bytes += len(counting) - len(follower) - len(dropped)
             self._outbox.coalesced += 1
-            follower = entries[position]
-            if isinstance(follower, bytes):
-                entries[position] = counting = _counting(follower, lost + 1)
-                self._outbox.undelivered_bytes += len(counting) - len(follower)
-            else:
-                entries[position] = (follower[0], follower[1] + lost + 1)
 
-    def take(self) -> bytes:
-        """The next frame, taken. For the outbox."""
-        entry = self._entries.pop(0)
-        if isinstance(entry, bytes):
-            self._outbox.undelivered_bytes -= len(entry)
-            return entry
-        self._reports -= 1
-        self._outbox.undelivered_bytes -= len(entry[0])
-        return frames.progress(self._field, *entry)
-
-
-def _counting(data: bytes, lost: int) -> bytes:
-    frame = Frame.FromString(data)
-    frame.coalesced = min(frame.coalesced + lost, 2**32 - 1)
-    return frame.SerializeToString()
+    def take(self, parts: list[bytes], most: int, *, alone: bool) -> int:
+        """Moves what may be written now, at most so many frames; answers how many bytes that is. For the outbox."""
+        entries = self.entries
+        size = sum(map(len, entries))
+        if len(entries) <= most and size <= _TURN_BYTES:
+            parts += entries
+            entries.clear()
+            self._others = self._credit = 0
+            return size
+        credit = self._credit + _TURN_BYTES
+        count = size = 0
+        for entry in entries[:most]:
+            if size + len(entry) > credit and not (alone and not count):
+                break
+            count += 1
+            size += len(entry)
+        taken = entries[:count]
+        del entries[:count]
+        self._others -= sum(frames.coalesced(entry) is None for entry in taken)
+        self._credit = 0 if count else credit
+        parts += taken
+        return size
 
 
 class Outbox:
@@ -182,12 +183,13 @@ class Outbox:
 
     def control(self, frame: bytes) -> int:
         """Queues a frame in front of those of the lanes, behind earlier ones of its kind. Answers which one it is."""
+        data = frames.packed(frame)
         with self.lock:
             if self.abandoned:
                 return self.queued
-            self._control.append(frame)
+            self._control.append(data)
             self.queued += 1
-            self.undelivered_bytes += len(frame)
+            self.undelivered_bytes += len(data)
             if not self.asleep:
                 return self.queued
             self.asleep = False
@@ -197,50 +199,29 @@ class Outbox:
     def drain(self) -> bytes | None:
         """The next message; `None` when nothing waits, and then the writer is told of the next that does."""
         parts: list[bytes] = []
-        size = count = 0
+        size = 0
         with self.lock:
             control = self._control
-            while control and count < MESSAGE_FRAMES and size < MESSAGE_BYTES:
-                frame = control.popleft()
-                parts += (frames.header(len(frame)), frame)
-                size += len(frame)
-                count += 1
-            self.undelivered_bytes -= size
-            self.handed_over += count
+            while control and len(parts) < MESSAGE_FRAMES and size < MESSAGE_BYTES:
+                data = control.popleft()
+                parts.append(data)
+                size += len(data)
+            self.handed_over += len(parts)
             turns = self.turns
-            while turns and count < MESSAGE_FRAMES and size < MESSAGE_BYTES:
-                taken, taken_bytes = self._turn(turns[0], parts, MESSAGE_FRAMES - count, alone=len(turns) == 1)
-                size += taken_bytes
-                count += taken
-                if turns[0]._entries:  # noqa: SLF001  # a lane and its outbox are one thing in two classes
+            while turns and len(parts) < MESSAGE_FRAMES and size < MESSAGE_BYTES:
+                lane = turns[0]
+                size += lane.take(parts, MESSAGE_FRAMES - len(parts), alone=len(turns) == 1)
+                if lane.entries:
                     turns.rotate(-1)
                 else:
                     turns.popleft()
-            if not count:
+            if not parts:
                 self.asleep = True
                 return None
             self._writing += size
-            self.undelivered_bytes += size
             self._messages += 1
-            self._frames += count
+            self._frames += len(parts)
         return b"".join(parts)
-
-    def _turn(self, lane: Lane, parts: list[bytes], most: int, *, alone: bool) -> tuple[int, int]:
-        """Takes what a lane may write now. Answers how many frames, and how many bytes."""
-        entries = lane._entries  # noqa: SLF001  # as above
-        credit = lane._credit + _TURN_BYTES  # noqa: SLF001  # as above
-        count = size = 0
-        while entries and count < most:
-            entry = entries[0]
-            length = len(entry) if isinstance(entry, bytes) else len(entry[0])
-            if size + length > credit and not (alone and not count):
-                break
-            frame = lane.take()
-            parts += (frames.header(len(frame)), frame)
-            size += len(frame)
-            count += 1
-        lane._credit = 0 if count else credit  # noqa: SLF001  # as above
-        return count, size
 
     def delivered(self) -> None:
         """Says that the drained messages were taken by the transport."""

@@ -45,15 +45,14 @@ class ToolContext:
     at `cancelled`, calls `raise_if_cancelled` or sleeps with `sleep`. Either has `cancel_grace` (2 s by default) to end.
     """
 
-    __slots__ = ("_credentials", "_message", "_port", "_warned", "deadline", "signal", "tool")
+    __slots__ = ("_began", "_credentials", "_message", "_port", "_warned", "signal", "tool")
 
     def __init__(self, tool: str, message: context_pb2.ToolContext, port: Port) -> None:
         self.tool = tool
         """The tool's name."""
-        self.deadline = time.monotonic() + seconds_of(message.remaining)
-        """When the absolute timeout passes, on the clock of `time.monotonic`."""
         self.signal = CancelSignal()
         """For the worker."""
+        self._began = time.monotonic()
         self._message = message
         self._port = port
         self._credentials: Credentials | None = None
@@ -122,6 +121,11 @@ class ToolContext:
             trace.tracestate if trace.HasField("tracestate") else None,
             trace.baggage if trace.HasField("baggage") else None,
         )
+
+    @property
+    def deadline(self) -> float:
+        """When the absolute timeout passes, on the clock of `time.monotonic`."""
+        return self._began + seconds_of(self._message.remaining)
 
     @property
     def remaining(self) -> float:

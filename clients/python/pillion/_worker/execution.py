@@ -59,7 +59,7 @@ class Execution:
         message = ContextMessage()
         message.CopyFrom(invoke.context)  # the message that it came in may be large, and is not kept alive
         self.context = ToolContext(tool.name, message, self)
-        self._requests = Requests(self._send)
+        self._requests: Requests | None = None
         self._task: asyncio.Task[None] | None = None
         self._begun = False
 
@@ -86,18 +86,21 @@ class Execution:
     def cancel(self, reason: CancelReason) -> None:
         """Asks the tool to stop, once."""
         if self.context.signal.set(reason):
-            self._requests.close("The call was cancelled.") if reason is CancelReason.DISCONNECT else None
+            if self._requests is not None and reason is CancelReason.DISCONNECT:
+                self._requests.close("The call's stream was lost.")
             # A task that did not begin would end without a word: it looks at the signal first.
             if self._task is not None and self._begun:
                 self._task.cancel()
 
     def replied(self, reply: Reply) -> None:
         """An answer to one of its requests came."""
-        self._requests.replied(reply)
+        if self._requests is not None:
+            self._requests.replied(reply)
 
     def delivered(self, frame: Frame) -> None:
         """Something came for one of its subscriptions."""
-        self._requests.delivered(frame.delivery)
+        if self._requests is not None:
+            self._requests.delivered(frame.delivery)
 
     # --- running
 
@@ -215,7 +218,8 @@ class Execution:
 
     def _finish(self) -> None:
         self._task = None
-        self._requests.close("The call has ended: a tool asks while it runs.")
+        if self._requests is not None:
+            self._requests.close("The call has ended: a tool asks while it runs.")
         self._owner.finished(self)
 
     # --- the port of its context
@@ -243,21 +247,29 @@ class Execution:
 
     async def ask(self, request: OutboundRequest, timeout: float | None = None) -> Reply:
         """The answer to a request."""
-        return await self._requests.ask(request, timeout)
+        return await self._asking().ask(request, timeout)
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
         """Registers a cleanup."""
-        accepted = (await self._requests.ask(registration, None)).teardown
+        accepted = (await self._asking().ask(registration, None)).teardown
         self._owner.keep_cleanup(accepted.registration_id, cleanup)
         return accepted
 
     def deliveries(self, subscription: str) -> Deliveries:
         """What comes for a subscription."""
-        return self._requests.deliveries(subscription)
+        return self._asking().deliveries(subscription)
 
     def forget(self, subscription: str) -> None:
         """A subscription is over."""
-        self._requests.forget(subscription)
+        self._asking().forget(subscription)
+
+    def _asking(self) -> Requests:
+        """Its requests; most calls have none."""
+        if self._requests is None:
+            self._requests = Requests(self._send)
+            if self._lane.closed or self.context.cancel_reason is CancelReason.DISCONNECT:
+                self._requests.close("The call has ended: a tool asks while it runs.")
+        return self._requests
 
     def _send(self, frame: Frame) -> bool:
         frame.call = self._lane.call

@@ -63,7 +63,7 @@ class CancelSignal:
     def __init__(self) -> None:
         self.reason: CancelReason | None = None
         self._event: threading.Event | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None
 
     def set(self, reason: CancelReason) -> bool:
         """Asks to stop. False: it was asked before, and the first reason stays."""
@@ -72,22 +72,21 @@ class CancelSignal:
         self.reason = reason
         if self._event is not None:
             self._event.set()
-        for waiter in self._waiters:
+        for waiter in self._waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
-        self._waiters.clear()
         return True
 
     async def wait(self) -> CancelReason:
         """The reason, once there is one."""
         while self.reason is None:
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
+            waiters = self._waiters = self._waiters or []
+            waiters.append(waiter)
             try:
                 await waiter
             finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+                waiters.remove(waiter)
         return self.reason
 
     def wait_in_thread(self, seconds: float) -> bool:
