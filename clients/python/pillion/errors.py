@@ -53,8 +53,8 @@
 
 A `CallFailed` has `kind`, `message`, `retryable`, `retry_after`, `side_effects`, `issues`, `execution_id` and
 `tool_call_id`; a `RequestRefused` has `code`, `message`, `retryable` and `retry_after`. Beside the tree stand
-`ToolRefused`, a TypeError of a function that cannot be a tool, and `Cancelled`, an `asyncio.CancelledError` in a tool whose
-call was asked to stop.
+`ToolRefused`, a TypeError of a function that cannot be a tool, and `Cancelled`, an `asyncio.CancelledError` in a tool
+whose call was asked to stop.
 """
 
 from pillion._failures import (

@@ -17,7 +17,7 @@ PROGRESS_KEPT = 32
 """How many reports of a call are kept for who iterates; older ones give way."""
 
 
-def start_of(  # noqa: PLR0913  # the facts of a call are many, and each has its name
+def start_of(  # noqa: C901, PLR0913  # the facts of a call are many, and each has its name and is set if it is there
     tool: str,
     arguments: Any,
     *,
@@ -40,6 +40,8 @@ def start_of(  # noqa: PLR0913  # the facts of a call are many, and each has its
     frame = Frame()
     start = frame.start
     start.tool = tool
+    if iteration:
+        start.iteration = iteration
     if arguments is not None:
         start.arguments = _json.encode_arguments(arguments)
     if timeout is not None:
@@ -50,8 +52,6 @@ def start_of(  # noqa: PLR0913  # the facts of a call are many, and each has its
         start.session_id = session_id
     if tool_call_id is not None:
         start.tool_call_id = tool_call_id
-    if iteration:
-        start.iteration = iteration
     if idempotency_key is not None:
         start.idempotency_key = idempotency_key
     if idle_timeout is not None:

@@ -120,12 +120,11 @@ class Host:
         return self._made(tool, arguments, options, iterated=True)
 
     def _made(self, tool: str, arguments: Any, options: CallOptions, *, iterated: bool) -> Call:
-        resend = False
-        if options and "resend" in options:
-            resend = options.pop("resend")
-            if resend and not options.get("idempotency_key"):
-                raise ValueError("Only a call with an idempotency key may be sent again.")
-        first = start_of(tool, arguments, **options)
+        given: dict[str, Any] = {**options}
+        resend = given.pop("resend", False)
+        if resend and not given.get("idempotency_key"):
+            raise ValueError("Only a call with an idempotency key may be sent again.")
+        first = start_of(tool, arguments, **given)
         return Call(self._link, first, grace=self._outcome_grace, resend=resend, iterated=iterated)
 
     async def tools(self, identity: Identity | None = None) -> Tools:
@@ -238,8 +237,9 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
 
     `target` is `unix:/path` or `host:port` of the callers' listener, `token` what the listener asks for. Entering waits
     until the sidecar answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each
-    JSON-RPC method that tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if its
-    outcome did not come `outcome_grace` seconds after it. While the stream is away, calls wait up to `patience` seconds.
+    JSON-RPC method that tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if
+    its outcome did not come `outcome_grace` seconds after it. While the stream is away, calls wait up to `patience`
+    seconds.
 
     Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses.
     """

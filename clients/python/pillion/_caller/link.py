@@ -105,9 +105,9 @@ class Link:
     async def _keep(self) -> None:
         backoff = Backoff()
         try:
-            while self._ended is None:
+            while not self._is_over():
                 ended = await self._one_stream(wait_for_ready=not self._opened.done())
-                if self._ended is not None:
+                if self._is_over():
                     return
                 if ended.code in _HOPELESS:
                     self._give_up(ended)
@@ -120,6 +120,9 @@ class Link:
         finally:
             self._lost()
 
+    def _is_over(self) -> bool:
+        return self._ended is not None
+
     async def _one_stream(self, *, wait_for_ready: bool) -> StreamEnded:
         stream = FrameStream(self._connection.open(EXECUTE, wait_for_ready=wait_for_ready), self._handlers)
         stream.on_room = self._serve
@@ -130,11 +133,7 @@ class Link:
 
     def _give_up(self, ended: StreamEnded) -> None:
         code = ended.code.name if ended.code is not None else "OK"
-        cls = (
-            _failures.ConnectionFailed
-            if ended.code is grpc.StatusCode.UNIMPLEMENTED
-            else _failures.NotAuthenticated
-        )
+        cls = _failures.ConnectionFailed if ended.code is grpc.StatusCode.UNIMPLEMENTED else _failures.NotAuthenticated
         self._ended = cls(f"The sidecar turns this caller away: {code}: {ended.details}")
         if not self._opened.done():
             self._opened.set_exception(self._ended)

@@ -6,6 +6,7 @@ from typing import Any
 from pillion import _failures, _json
 from pillion._artifacts import ArtifactMeta, read_meta
 from pillion._content import Content, read_content
+from pillion._facts import SideEffects
 from pillion._gen.pillion.v1 import outcome_pb2
 
 
@@ -117,7 +118,7 @@ def read_outcome(outcome: outcome_pb2.Outcome) -> Outcome:
         ticket = outcome.paused.ticket if outcome.paused.HasField("ticket") else None
         return Paused(ask.kind, ask.message, schema, ticket)
     return _failures.InternalFailure(
-        "The call ended in a way that this SDK does not know.", side_effects=_failures.SideEffects.POSSIBLE
+        "The call ended in a way that this SDK does not know.", side_effects=SideEffects.POSSIBLE
     )
 
 

@@ -107,7 +107,7 @@ class Questions:
     async def _tell(self, handler: Handler, question: Question) -> None:
         try:
             await handler(question)
-        except Exception:
+        except Exception:  # noqa: BLE001  # a caller's handler harms no stream
             _log.exception("the handler of %s failed", question.method)
 
     async def _answer(
@@ -129,7 +129,7 @@ class Questions:
                 frame.reply.error.peer.data = _json.encode(error.data)
         except TimeoutError:
             frame = _refusal(call, request_id, ReplyErrorCode.REPLY_ERROR_CODE_PEER_TIMEOUT, "No answer came in time.")
-        except Exception:
+        except Exception:  # noqa: BLE001  # as above
             _log.exception("the handler of %s failed", question.method)
             code = ReplyErrorCode.REPLY_ERROR_CODE_INTERNAL
             frame = _refusal(call, request_id, code, "The caller failed to answer.")

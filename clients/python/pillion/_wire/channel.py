@@ -136,7 +136,8 @@ class GrpcConnection:
     """A channel of grpc.aio."""
 
     def __init__(self, target: str, token: str | None) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+        # Any: without serialisers, messages are bytes, which the stubs of grpc do not say.
+        self._channel: Any = grpc.aio.insecure_channel(target, options=OPTIONS)
         self._metadata = metadata(token)
 
     def open(self, method: str, *, wait_for_ready: bool) -> GrpcTransport:

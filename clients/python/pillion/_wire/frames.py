@@ -61,7 +61,11 @@ def progress(call: bytes, payload: bytes) -> bytes:
     length = varint(size)
     inner = varint(size + 1 + len(length))
     return b"%b%b\xb2\x01%b\x0a%b%b" % (
-        header(len(call) + 3 + len(inner) + len(length) + size), call, inner, length, payload
+        header(len(call) + 3 + len(inner) + len(length) + size),
+        call,
+        inner,
+        length,
+        payload,
     )
 
 
@@ -74,7 +78,12 @@ def result(call: bytes, json: bytes) -> bytes:
     outcome_size = result_size + 1 + len(result_length)
     outcome_length = varint(outcome_size)
     return b"%b%b\xd2\x01%b\x0a%b\x0a%b%b" % (
-        header(len(call) + 2 + len(outcome_length) + outcome_size), call, outcome_length, result_length, length, json
+        header(len(call) + 2 + len(outcome_length) + outcome_size),
+        call,
+        outcome_length,
+        result_length,
+        length,
+        json,
     )
 
 

@@ -14,6 +14,7 @@ _TURN_BYTES = 64 * KIB
 _KEPT = 32
 _SOFT_BYTES = 8 * MIB
 
+
 class Limits(NamedTuple):
     """What may be sent to the sidecar, as it says itself."""
 
@@ -43,7 +44,7 @@ class OutboxStatistics(NamedTuple):
 class Lane:
     """The frames of one call on their way to one stream, in order. For use by any thread."""
 
-    __slots__ = ("_credit", "_field", "_lost", "_outbox", "_others", "call", "closed", "entries")
+    __slots__ = ("_credit", "_field", "_lost", "_others", "_outbox", "call", "closed", "entries")
 
     def __init__(self, outbox: "Outbox", call: int) -> None:
         self.call = call
@@ -244,6 +245,4 @@ class Outbox:
 
     def statistics(self) -> OutboxStatistics:
         """The state of this outbox."""
-        return OutboxStatistics(
-            self.undelivered_bytes, len(self.turns), self._messages, self._frames, self.coalesced
-        )
+        return OutboxStatistics(self.undelivered_bytes, len(self.turns), self._messages, self._frames, self.coalesced)

@@ -120,7 +120,7 @@ class FrameStream:
                 if handle is not None:
                     try:
                         handle(frame)
-                    except Exception:
+                    except Exception:  # noqa: BLE001  # one bad frame ends no other
                         _log.exception("a frame could not be handled and was dropped")
                 if not number % _FRAMES_PER_TURN:
                     await asyncio.sleep(0)

@@ -111,8 +111,8 @@ def read_payload(artifact: context_pb2.WantedArtifact) -> Any:
             _refusals.ReplyCode.UNSUPPORTED, "This SDK does not read artifacts that are too large for a frame yet."
         )
     data = artifact.inline
-    if data.shape == ArtifactShape.TEXT:
+    if data.shape == artifacts_pb2.ArtifactShape.ARTIFACT_SHAPE_TEXT:
         return data.content.decode()
-    if data.shape == ArtifactShape.JSON:
+    if data.shape == artifacts_pb2.ArtifactShape.ARTIFACT_SHAPE_JSON:
         return _json.decode(data.content)
     return data.content

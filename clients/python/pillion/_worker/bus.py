@@ -71,9 +71,7 @@ class Message:
 class Subscription(Generic[Event]):
     """What comes until its `async with` block or the call ends. Iterating gives events, and `Lagged` for lost ones."""
 
-    def __init__(
-        self, port: Port, request: OutboundRequest, read: Callable[[bus_pb2.Delivery], Event | None]
-    ) -> None:
+    def __init__(self, port: Port, request: OutboundRequest, read: Callable[[bus_pb2.Delivery], Event | None]) -> None:
         self._port = port
         self._request = request
         self._read = read
@@ -161,7 +159,10 @@ class PubSub:
         credit: int | None = None,
         level: BusLevel = BusLevel.TENANT,
     ) -> Subscription[Message]:
-        """The messages of subjects: `*` is one token, `>` one or more at the end. A durable name goes on where it was."""
+        """The messages of subjects: `*` is one token, `>` one or more at the end.
+
+        A durable name goes on where it stopped. They come within the `async with` block of what is returned.
+        """
         subscribe = bus_pb2.Subscribe(pattern=pattern, durable=durable, credit=credit)
         set_level(subscribe, level)
 

@@ -18,7 +18,7 @@ _ERROR_BYTES = 1_024
 
 
 class Cleanups:
-    """Runs each at most once: when the sidecar says so, or by itself when it was apart from the sidecar for too long."""
+    """Runs each at most once: when the sidecar says so, or by itself after too long apart from the sidecar."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -76,7 +76,7 @@ class Cleanups:
                     await cleanup(reason)
                 else:
                     await self._in_thread(cleanup, reason)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # it is reported, and harms no other
             _log.exception("a cleanup failed")
             return type(error).__name__
         return None

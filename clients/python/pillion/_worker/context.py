@@ -41,8 +41,9 @@ class ToolContext:
     is awaited is for the event loop, and `wait` does that from the thread of a plain tool.
 
     **Cancel.** When the call is asked to stop, `cancelled` becomes true for good, and an asynchronous tool gets
-    `asyncio.CancelledError` in its task at the same moment, once. A plain tool in a thread gets nothing thrown: it looks
-    at `cancelled`, calls `raise_if_cancelled` or sleeps with `sleep`. Either has `cancel_grace` (2 s by default) to end.
+    `asyncio.CancelledError` in its task at the same moment, once. A plain tool in a thread gets nothing thrown: it
+    looks at `cancelled`, calls `raise_if_cancelled` or sleeps with `sleep`. Either has `cancel_grace` (2 s by default)
+    to end.
     """
 
     __slots__ = ("_began", "_credentials", "_message", "_port", "_warned", "signal", "tool")
@@ -204,7 +205,7 @@ class ToolContext:
         """Sends a line to the sidecar's log, with the ids of this call. `level` is one of `logging`. Never raises."""
         try:
             self._port.log(level, str(message), {name: str(value) for name, value in fields.items()})
-        except Exception:  # a line of log must not harm the tool
+        except Exception:  # noqa: BLE001  # a line of log must not harm the tool
             _log.exception("a line of log of %s was dropped", self.tool)
 
     # --- what may be asked
@@ -298,7 +299,7 @@ class ToolContext:
     def session_key(self, scope: TeardownScope) -> str | None:
         """The key to pool under what a scope keeps; `None` where the call lacks the scope's fact."""
         for key in self._message.session_keys:
-            if key.scope == scope:
+            if key.scope == scope.value:
                 return key.digest
         return None
 

@@ -188,7 +188,7 @@ class Execution:
             self._end(FailureKind.TOOL_FAILED, _FAILED, side_effects)
 
     def _refuse(self, error: ValidationError) -> None:
-        """The arguments do not fit the annotations. A check of the tool's own may quote them, so its text stays here."""
+        """The arguments do not fit the annotations. The text of a tool's own check may quote them, and stays here."""
         frame = Frame(call=self._lane.call)
         failure = frame.outcome.failure
         failure.kind = FailureKind.INVALID_ARGUMENTS.value  # type: ignore[assignment]  # the same numbers
@@ -202,9 +202,7 @@ class Execution:
             issue.message = "It does not pass the tool's own check." if own else _cut(mistake["msg"], _PATH_BYTES)
         self._lane.send(frame.SerializeToString(), last=True)
 
-    def _end(
-        self, kind: FailureKind, message: str, side_effects: SideEffects, error: ToolError | None = None
-    ) -> None:
+    def _end(self, kind: FailureKind, message: str, side_effects: SideEffects, error: ToolError | None = None) -> None:
         frame = Frame(call=self._lane.call)
         failure = frame.outcome.failure
         failure.kind = kind.value  # type: ignore[assignment]  # the same numbers

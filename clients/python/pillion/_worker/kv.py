@@ -133,9 +133,7 @@ class Kv:
         set_level(watch, level)
         return Subscription(self._port, OutboundRequest(kv_watch=watch), _change)
 
-    async def lease(
-        self, bucket: str, key: str, ttl: float, *, level: BusLevel = BusLevel.TENANT
-    ) -> Lease | None:
+    async def lease(self, bucket: str, key: str, ttl: float, *, level: BusLevel = BusLevel.TENANT) -> Lease | None:
         """Takes a lease for so many seconds; `None` if somebody else holds it."""
         acquire = bus_pb2.LeaseAcquire(bucket=bucket, key=key)
         set_level(acquire, level)

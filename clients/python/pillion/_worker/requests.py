@@ -82,7 +82,8 @@ class Requests:
             frame.outbound_request.CopyFrom(request)
         else:
             frame.register_teardown.CopyFrom(request)
-        answer = self._open[request.request_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._open[request.request_id] = answer
         try:
             if not self._send(frame):
                 raise _refusals.RequestInvalid(code.INVALID, "The request is over the largest frame.")

@@ -102,7 +102,9 @@ def _token(token_file: str | os.PathLike[str] | None) -> str:
         elif TOKEN_FILE in os.environ:
             text = Path(os.environ[TOKEN_FILE]).read_text("utf-8")
         else:
-            raise WorkerRefused(f"The worker has no token: pass token= or token_file=, or set {TOKEN_FD} or {TOKEN_FILE}.")
+            raise WorkerRefused(
+                f"The worker has no token: pass token= or token_file=, or set {TOKEN_FD} or {TOKEN_FILE}."
+            )
     except (OSError, ValueError) as error:
         raise WorkerRefused(f"The worker's token cannot be read: {type(error).__name__}.") from None
     if not text.strip():

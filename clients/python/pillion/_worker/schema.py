@@ -5,7 +5,8 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from contextlib import suppress
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -16,9 +17,9 @@ from pillion import _json
 from pillion._worker.context import ToolContext
 
 if sys.version_info >= (3, 12):
-    from typing import NotRequired, TypedDict
-else:
-    from typing_extensions import NotRequired, TypedDict
+    from typing import TypedDict
+else:  # pydantic cannot read the older one of `typing`
+    from typing_extensions import TypedDict
 
 _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NONE = type(None)
@@ -89,7 +90,7 @@ class Arguments:
         if default is inspect.Parameter.empty:
             return hint
         if isinstance(default, FieldInfo):
-            field = Annotated[hint, default]
+            field: Any = Annotated[hint, default]
             if default.is_required():
                 return field
             self.defaults[parameter.name] = default
@@ -97,10 +98,9 @@ class Arguments:
         else:
             field = hint
         if default is not PydanticUndefined:
-            try:
+            # A default that is no JSON stays the function's own affair.
+            with suppress(_json.JsonRefused):
                 self._shown[parameter.name] = _json.decode(_json.encode(default))
-            except _json.JsonRefused:
-                pass  # A default that is no JSON stays the function's own affair.
         return NotRequired[field]
 
     def read(self, text: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Threads:
-    """At most so many threads, made when they are needed. They are daemons: one that never ends keeps no process alive."""
+    """At most so many threads, made when needed. They are daemons: one that never ends keeps no process alive."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -63,7 +63,7 @@ class Tool(Generic[Parameters, Value]):
     def __init__(self, function: Callable[Parameters, Value], declared: Declared) -> None:
         self.function = function
         """The function."""
-        self.name = declared.name or getattr(function, "__name__", "")
+        self.name: str = declared.name or str(getattr(function, "__name__", ""))
         """The name that callers use."""
         if not _NAME.fullmatch(self.name):
             raise ToolRefused(f"{self.name!r} is no name of a tool: 1 to 64 letters, digits, underscores and hyphens.")
@@ -155,7 +155,9 @@ def tool(
 
 
 def tool(function: Callable[..., Any] | None = None, /, **declared: Any) -> Any:
-    """Makes a typed function a tool::
+    """Makes a typed function a tool.
+
+    For example::
 
         @pillion.tool(effects=pillion.READ, timeout=30)
         async def count(path: str, ctx: pillion.ToolContext) -> int:
@@ -181,5 +183,3 @@ def tool(function: Callable[..., Any] | None = None, /, **declared: Any) -> Any:
 def made_tool(candidate: Callable[..., Any]) -> "Tool[..., Any]":
     """The same tool, or a function as one."""
     return candidate if isinstance(candidate, Tool) else Tool(candidate, Declared())
-
-

@@ -11,6 +11,7 @@ import grpc
 
 from pillion import _failures
 from pillion._facts import CancelReason, TeardownReason, seconds_of
+from pillion._gen.pillion.v1 import outcome_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.worker_pb2 import Goodbye, Reattach, WorkerHello
 from pillion._wire.backoff import Backoff
@@ -119,14 +120,15 @@ class Worker:
         connection = GrpcConnection(self._target, None)
         backoff = Backoff()
         try:
-            while not self._leaving:
+            while not self._left.is_set():
                 ended = await self._one_stream(connection)
-                if self._refused is not None:
-                    raise self._refused
-                if self.instance_id is not None and self.attached.is_set():
+                refused = self._refused
+                if refused is not None:
+                    raise refused
+                if self.attached.is_set():
                     backoff.reset()
                 self._lost(ended)
-                if self._leaving:
+                if self._left.is_set():
                     return
                 if ended.code in _HOPELESS:
                     code = ended.code.name if ended.code is not None else "OK"
@@ -291,9 +293,10 @@ class Worker:
         tool = self.tools.get(frame.invoke.tool)
         if tool is None:
             failed = Frame(call=frame.call)
-            failed.outcome.failure.kind = _failures.FailureKind.UNAVAILABLE.value  # type: ignore[assignment]  # the same numbers
-            failed.outcome.failure.message = "This worker does not have the tool."
-            failed.outcome.failure.side_effects = _failures.SideEffects.NONE.value  # type: ignore[assignment]  # as above
+            failure = failed.outcome.failure
+            failure.kind = outcome_pb2.FailureKind.FAILURE_KIND_UNAVAILABLE
+            failure.message = "This worker does not have the tool."
+            failure.side_effects = outcome_pb2.SideEffects.SIDE_EFFECTS_NONE
             lane.send(failed.SerializeToString(), last=True)
             return
         execution = Execution(self, tool, frame.invoke, lane)
