@@ -105,6 +105,7 @@ class Call:
         "outcome",
         "place",
         "resend",
+        "since",
         "tool_call_id",
         "waiter",
     )
@@ -122,6 +123,8 @@ class Call:
         """Whether to send it again when its stream is lost. For the link."""
         self.place = 0
         """Which frame of its stream its start is. For the link."""
+        self.since = 0.0
+        """When it began to wait to be sent. For the link."""
         self.waiter: asyncio.Future[None] | None = None
         """Set while the call waits to be sent. For the link."""
         self.id = 0

@@ -238,8 +238,8 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     `target` is `unix:/path` or `host:port` of the callers' listener, `token` what the listener asks for. Entering waits
     until the sidecar answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each
     JSON-RPC method that tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if
-    its outcome did not come `outcome_grace` seconds after it. While the stream is away, calls wait up to `patience`
-    seconds.
+    its outcome did not come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up
+    to `patience` seconds.
 
     Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses.
     """

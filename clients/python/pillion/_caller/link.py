@@ -53,7 +53,6 @@ class Link:
         self._last_id = 0
         self._keeper: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
-        self._away_since = self.loop.time()
         self._ended: _failures.PillionError | None = None
         self._handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "started": self._started,
@@ -144,7 +143,6 @@ class Link:
         stream, self._stream = self._stream, None
         if self._open:
             self.reconnects += 1
-            self._away_since = self.loop.time()
         self._open = False
         self.instance_id = None
         self._questions.withdraw()
@@ -154,6 +152,7 @@ class Link:
         for call in calls.values():
             unsent = call.place > handed_over
             if self._ended is None and call.outcome is None and (unsent or call.resend):
+                call.since = self.loop.time()
                 again.append(call)
             else:
                 call.end(self._loss(call, unsent=unsent))
@@ -187,6 +186,7 @@ class Link:
         if self.begin_now(call):
             return
         call.waiter = self.loop.create_future()
+        call.since = self.loop.time()
         self._waiting.append(call)
         self._tick_soon()
         try:
@@ -280,17 +280,16 @@ class Link:
         now = self.loop.time()
         for call in [call for call in self.calls.values() if call.deadline is not None and now > call.deadline]:
             self._grace_over(call)
-        away = not self._open and now - self._away_since > self._patience
         for call in tuple(self._waiting) if self._waiting else ():
             if call.deadline is not None and now > call.deadline - call.grace:
                 self._waiting.remove(call)
                 self._end_waiting(call, _failures.CallTimedOut("The call's time passed before it could be sent."))
-            elif away:
+            elif call.deadline is None and not self._open and now - call.since > self._patience:
                 self._waiting.remove(call)
                 self._end_waiting(
                     call,
                     _failures.Unreachable(
-                        f"There was no connection to the sidecar for {self._patience:g} s.", retryable=True
+                        f"The connection to the sidecar did not come back within {self._patience:g} s.", retryable=True
                     ),
                 )
         self._tick_soon()

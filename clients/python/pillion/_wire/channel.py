@@ -93,6 +93,7 @@ class GrpcTransport:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._dropped = False
 
     async def read(self) -> bytes:
         """The next message.
@@ -103,6 +104,9 @@ class GrpcTransport:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise StreamEnded(error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            self._raise_if_dropped()
+            raise
         if message is grpc.aio.EOF:
             code = await self._call.code()
             raise StreamEnded(None if code is grpc.StatusCode.OK else code, await self._call.details() or "")
@@ -117,6 +121,9 @@ class GrpcTransport:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
             raise StreamEnded(error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            self._raise_if_dropped()
+            raise
         except (grpc.aio.BaseError, asyncio.InvalidStateError, RuntimeError, ValueError) as error:
             raise StreamEnded(grpc.StatusCode.UNAVAILABLE, type(error).__name__) from None
 
@@ -129,7 +136,14 @@ class GrpcTransport:
 
     def cancel(self) -> None:
         """Drops the stream."""
+        self._dropped = True
         self._call.cancel()
+
+    def _raise_if_dropped(self) -> None:
+        """A stream that was dropped here reads as a cancellation, which is not one of the task that reads."""
+        task = asyncio.current_task()
+        if self._dropped and (task is None or not task.cancelling()):
+            raise StreamEnded(grpc.StatusCode.CANCELLED, "dropped on this side")
 
 
 class GrpcConnection:

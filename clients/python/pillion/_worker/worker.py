@@ -122,9 +122,7 @@ class Worker:
         try:
             while not self._left.is_set():
                 ended = await self._one_stream(connection)
-                refused = self._refused
-                if refused is not None:
-                    raise refused
+                self._raise_if_refused()
                 if self.attached.is_set():
                     backoff.reset()
                 self._lost(ended)
@@ -153,6 +151,10 @@ class Worker:
         self.leave()
         self._cancel_all(CancelReason.DRAIN)
         self.loop.call_later(_CANCEL_GRACE, self._drop)
+
+    def _raise_if_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
 
     async def _one_stream(self, connection: GrpcConnection) -> StreamEnded:
         hello = WorkerHello(
