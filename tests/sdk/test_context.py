@@ -7,7 +7,7 @@ from typing import Any
 import pillion
 import pytest
 from pillion import errors
-from pillion._gen.pillion.v1 import bus_pb2, outbound_pb2
+from pillion._gen.pillion.v1 import artifacts_pb2, bus_pb2, outbound_pb2, outcome_pb2
 from pillion._gen.pillion.v1.context_pb2 import ToolContext as Message
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply
@@ -197,13 +197,13 @@ def answering(**answers: Reply) -> Callable[[OutboundRequest], Reply]:
 async def test_answers_are_read() -> None:
     entry = bus_pb2.KvEntry(value=b"v", revision="7")
     entry.expires_in.FromMilliseconds(1_500)
-    meta = outbound_pb2.ArtifactMeta(reference="art_1", kind="k", media_type="text/plain", size=1, shape=2)
+    meta = artifacts_pb2.ArtifactMeta(reference="art_1", kind="k", media_type="text/plain", size=1, shape=2)
     got = outbound_pb2.ArtifactGot()
     got.artifact.meta.CopyFrom(meta)
     got.artifact.inline.shape, got.artifact.inline.content = 2, b"text"
     issued = outbound_pb2.CredentialAnswer()
     issued.issued.bearer.token = "canary"
-    outcome = outbound_pb2.Outcome()
+    outcome = outcome_pb2.Outcome()
     outcome.failure.kind, outcome.failure.message = 9, "inner failed"
     claimed = bus_pb2.JobClaimed(claim="c", job="j", payload=b"p", attempt=2)
     answers = answering(

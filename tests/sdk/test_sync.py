@@ -142,7 +142,7 @@ def fake() -> Iterator[FakeSidecar]:
 
 
 def test_a_channel_may_be_brought_along(fake: FakeSidecar) -> None:
-    with pillion.sync.connect(fake.channel, token="secret") as host:
+    with pillion.sync.connect(fake.channel, connect_timeout=5, token="secret") as host:
         assert host.call("echo", {"a": 1}) == {"a": 1}
         assert host.call("echo", b"[2]") == [2]
     assert ("authorization", "Bearer secret") in fake.metadata
@@ -156,7 +156,7 @@ def test_a_question_is_answered_by_a_plain_function(fake: FakeSidecar) -> None:
         asked.append(question)
         return {"action": "accept"}
 
-    with pillion.sync.connect(fake.channel, can_answer={"elicitation/create": answer}) as host:
+    with pillion.sync.connect(fake.channel, connect_timeout=5, can_answer={"elicitation/create": answer}) as host:
         assert host.call("asks") == {"action": "accept"}
     assert asked == [pillion.Question("elicitation/create", {"message": "sure?"}, 5.0, None)]
 
@@ -165,7 +165,7 @@ def test_an_answer_may_be_an_error(fake: FakeSidecar) -> None:
     def answer(question: pillion.Question) -> Any:
         raise pillion.PeerError(-32_001, "no", {"why": 1})
 
-    with pillion.sync.connect(fake.channel, can_answer={"elicitation/create": answer}) as host, host.start("asks") as call:
+    with pillion.sync.connect(fake.channel, connect_timeout=5, can_answer={"elicitation/create": answer}) as host, host.start("asks") as call:
         call.ended()
     [frame] = fake.replies
     assert (frame.reply.error.code, frame.reply.error.peer.code) == (21, -32_001)
@@ -173,13 +173,13 @@ def test_an_answer_may_be_an_error(fake: FakeSidecar) -> None:
 
 
 def test_what_nobody_answers_is_refused_at_once(fake: FakeSidecar) -> None:
-    with pillion.sync.connect(fake.channel) as host, host.start("asks") as call:
+    with pillion.sync.connect(fake.channel, connect_timeout=5) as host, host.start("asks") as call:
         call.ended()
     assert fake.replies[0].reply.error.code == 23
 
 
 def test_a_lost_stream_is_told(fake: FakeSidecar) -> None:
-    with pillion.sync.connect(fake.channel) as host, pytest.raises(errors.StreamLost):
+    with pillion.sync.connect(fake.channel, connect_timeout=5) as host, pytest.raises(errors.StreamLost):
         host.call("lost")
 
 
@@ -194,7 +194,7 @@ def test_requests_go_over_the_channel_too(fake: FakeSidecar) -> None:
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    with pillion.sync.connect(fake.channel) as host:
+    with pillion.sync.connect(fake.channel, connect_timeout=5) as host:
         assert host.info().version == "9"
         with pytest.raises(errors.NotAuthenticated, match="who"):
             host.tools()

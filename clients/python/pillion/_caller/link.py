@@ -116,6 +116,9 @@ class Link:
                 self._lost()
                 _log.info("the stream to the sidecar was lost: %s", ended.code.name if ended.code else "ended")
                 await asyncio.sleep(backoff.next())
+        except Exception:  # noqa: BLE001  # nobody else would tell who waits
+            _log.exception("the connection cannot go on")
+            self._end_all(_failures.ConnectionFailed("The connection failed on this side; the log says why."))
         finally:
             self._lost()
 
@@ -133,10 +136,14 @@ class Link:
     def _give_up(self, ended: StreamEnded) -> None:
         code = ended.code.name if ended.code is not None else "OK"
         cls = _failures.ConnectionFailed if ended.code is grpc.StatusCode.UNIMPLEMENTED else _failures.NotAuthenticated
-        self._ended = cls(f"The sidecar turns this caller away: {code}: {ended.details}")
+        self._end_all(cls(f"The sidecar turns this caller away: {code}: {ended.details}"))
+
+    def _end_all(self, error: _failures.ConnectionFailed) -> None:
+        """There will be no other stream."""
+        self._ended = error
         if not self._opened.done():
-            self._opened.set_exception(self._ended)
-        self._fail_waiting(self._ended)
+            self._opened.set_exception(error)
+        self._fail_waiting(error)
 
     def _lost(self) -> None:
         """The stream is gone, and what ran on it is decided."""
@@ -341,10 +348,7 @@ class Link:
         error = frame.stream_error
         _log.warning("the sidecar complains of this stream: %s", error.message)
         if error.reason == _NO_VERSION and self._ended is None:
-            self._ended = _failures.ConnectionFailed(f"No protocol is spoken by both: {error.message}")
-            if not self._opened.done():
-                self._opened.set_exception(self._ended)
-            self._fail_waiting(self._ended)
+            self._end_all(_failures.ConnectionFailed(f"No protocol is spoken by both: {error.message}"))
 
     def _ping(self, frame: Frame) -> None:
         answer = Frame()

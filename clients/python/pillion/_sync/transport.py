@@ -98,7 +98,7 @@ class BlockingConnection:
     def open(self, method: str, *, wait_for_ready: bool) -> BlockingTransport:
         """Opens a stream."""
         multi = self._channel.stream_stream(method)
-        return BlockingTransport(partial(multi, metadata=self._metadata, wait_for_ready=wait_for_ready))
+        return BlockingTransport(partial(multi, metadata=self._metadata, **self._waiting(wait=wait_for_ready)))
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
         """The answer to a request.
@@ -106,11 +106,16 @@ class BlockingConnection:
         :raises ConnectionFailed: if it is not answered.
         """
         multi = self._channel.unary_unary(method)
-        work = partial(multi, message, metadata=self._metadata, timeout=timeout, wait_for_ready=timeout is not None)
+        wait = self._waiting(wait=timeout is not None)
+        work = partial(multi, message, metadata=self._metadata, timeout=timeout, **wait)
         try:
             return await asyncio.get_running_loop().run_in_executor(None, work)
         except grpc.RpcError as error:
             raise unanswered(*_status(error)) from None
+
+    def _waiting(self, *, wait: bool) -> dict[str, bool]:
+        """Whether to wait for the connection, on a channel of its own. One that was brought along has its own ways."""
+        return {"wait_for_ready": wait} if self._owned else {}
 
     def subscribe(self, method: str, message: bytes) -> BlockingTransport:
         """Opens a stream that answers one request."""
