@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
-import pillion
 import pytest
+
+import pillion
 from tests.support import SocketHost, token_of
 
 

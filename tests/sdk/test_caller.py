@@ -5,17 +5,29 @@ from decimal import Decimal
 from typing import Any
 
 import anyio
-import pillion
 import pytest
+
+import pillion
 from pillion import errors
-from pillion.content import Audio, Hints, Image, Resource, ResourceLink, Text
-from tests.support import CallLimits, Invocation, SocketHost, StartHost, WorkerPeer, attach, tool
+from pillion._content import write_content
+from pillion.content import Audio, Content, Hints, Image, Resource, ResourceLink, Text
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import ContentBlock, FailureKind, SideEffects
+from tests.support import READ, CallLimits, Invocation, SocketHost, StartHost, WorkerPeer, attach, tool
+
+CANCELLED, FAILED = FailureKind.FAILURE_KIND_CANCELLED, FailureKind.FAILURE_KIND_TOOL_FAILED
+NOTHING, COMMITTED = SideEffects.SIDE_EFFECTS_NONE, SideEffects.SIDE_EFFECTS_COMMITTED
 
 
 @pytest.fixture
 async def worker(socket_host: SocketHost) -> WorkerPeer:
     """A worker whose every frame is the test's."""
-    return await attach(socket_host, tool("echo"), tool("read", effects=1), concurrency=2_000)
+    return await attach(socket_host, tool("echo"), tool("read", effects=READ), concurrency=2_000)
+
+
+async def reason_of(worker: WorkerPeer, invocation: Invocation) -> pillion.CancelReason:
+    """Why the call is asked to stop, once it is."""
+    return pillion.CancelReason(await worker.cancelled(invocation.call))
 
 
 async def started(worker: WorkerPeer, work: Any) -> tuple[asyncio.Task[Any], Invocation]:
@@ -54,7 +66,11 @@ async def test_every_option_reaches_the_tool(caller: pillion.Host, worker: Worke
     context = invocation.context
     assert 6 < context.remaining.ToMilliseconds() / 1_000 <= 7.5
     assert context.idle_timeout.seconds == 3
-    assert (context.identity.tenant, context.identity.principal, context.identity.conversation_id) == ("acme", "ada", "c1")
+    assert (context.identity.tenant, context.identity.principal, context.identity.conversation_id) == (
+        "acme",
+        "ada",
+        "c1",
+    )
     assert (context.run_id, context.session_id, context.tool_call_id, context.iteration) == ("r1", "s1", "t1", 4)
     assert context.parent_anchor == "anchor"
     assert (context.trace.tracestate, context.trace.baggage) == ("a=b", "c=d")
@@ -107,7 +123,7 @@ async def test_a_slow_reader_keeps_the_newest_reports(caller: pillion.Host, work
 async def test_a_raw_result_has_its_blocks(caller: pillion.Host, worker: WorkerPeer) -> None:
     async with caller.start("echo") as call:
         invocation = await worker.next_invoke()
-        frame_content = [
+        frame_content: list[Content] = [
             Text("hello", Hints(("user",), 0.5, "2026-01-01")),
             Image(b"png", "image/png"),
             Audio(b"wav", "audio/wav"),
@@ -115,10 +131,6 @@ async def test_a_raw_result_has_its_blocks(caller: pillion.Host, worker: WorkerP
             Resource("file:///y", "text"),
             Resource("file:///z", b"bytes", "application/x"),
         ]
-        from pillion._content import write_content
-        from sidecar._gen.pillion.v1.frame_pb2 import Frame
-        from sidecar._gen.pillion.v1.outcome_pb2 import ContentBlock
-
         frame = Frame(call=invocation.call)
         frame.outcome.result.is_error = True
         frame.outcome.result.json = b'{"why":"because"}'
@@ -148,8 +160,8 @@ async def test_cancel_reaches_the_tool_and_its_end_the_caller(caller: pillion.Ho
     async with caller.start("echo") as call:
         invocation = await worker.next_invoke()
         await call.cancel(pillion.CancelReason.PARENT)
-        assert await worker.cancelled(invocation.call) == pillion.CancelReason.PARENT
-        await worker.fail(invocation.call, 12, 1)
+        assert await reason_of(worker, invocation) is pillion.CancelReason.PARENT
+        await worker.fail(invocation.call, CANCELLED, NOTHING)
         with pytest.raises(errors.CallCancelled) as raised:
             await call.result()
         assert raised.value.side_effects is pillion.SideEffects.NONE
@@ -159,11 +171,11 @@ async def test_cancel_reaches_the_tool_and_its_end_the_caller(caller: pillion.Ho
 async def test_leaving_the_block_cancels(caller: pillion.Host, worker: WorkerPeer) -> None:
     async with caller.start("echo") as call:
         invocation = await worker.next_invoke()
-    assert await worker.cancelled(invocation.call) == pillion.CancelReason.CALLER
+    assert await reason_of(worker, invocation) is pillion.CancelReason.CALLER
     with pytest.raises(errors.CallCancelled):
         await call.result()
     assert caller.in_flight == 1, "its slot is free with its outcome"
-    await worker.fail(invocation.call, 12)
+    await worker.fail(invocation.call, CANCELLED)
     await caller.info()
     task, invocation = await started(worker, caller.call("echo"))
     await worker.result(invocation.call)
@@ -192,8 +204,8 @@ async def test_cancelling_who_waits_cancels_the_call(caller: pillion.Host, worke
             await task
     else:
         assert await task == "moved on"
-    assert await worker.cancelled(invocation.call) == pillion.CancelReason.CALLER
-    await worker.fail(invocation.call, 12)
+    assert await reason_of(worker, invocation) is pillion.CancelReason.CALLER
+    await worker.fail(invocation.call, CANCELLED)
 
 
 async def test_a_scope_around_a_request_knows_its_own_cancellation(caller: pillion.Host) -> None:
@@ -221,7 +233,7 @@ async def test_failures_have_their_classes(caller: pillion.Host, worker: WorkerP
     with pytest.raises(errors.InvalidArguments, match="bytes"):
         await caller.call("echo", {"a": "x" * (1 << 20)})
     task, invocation = await started(worker, caller.call("echo"))
-    await worker.fail(invocation.call, 9, 3, "the disk is full")
+    await worker.fail(invocation.call, FAILED, COMMITTED, "the disk is full")
     with pytest.raises(errors.ToolFailed, match="the disk is full") as failed:
         await task
     assert failed.value.side_effects is pillion.SideEffects.COMMITTED
@@ -231,13 +243,13 @@ async def test_failures_have_their_classes(caller: pillion.Host, worker: WorkerP
 
 async def test_a_timeout_is_enforced(caller: pillion.Host, worker: WorkerPeer) -> None:
     task, invocation = await started(worker, caller.call("echo", timeout=0.2))
-    assert await worker.cancelled(invocation.call) == pillion.CancelReason.DEADLINE
-    await worker.fail(invocation.call, 12)
+    assert await reason_of(worker, invocation) is pillion.CancelReason.DEADLINE
+    await worker.fail(invocation.call, CANCELLED)
     with pytest.raises(errors.CallTimedOut):
         await task
     task, invocation = await started(worker, caller.call("echo", idle_timeout=0.2))
-    assert await worker.cancelled(invocation.call) == pillion.CancelReason.IDLE
-    await worker.fail(invocation.call, 12)
+    assert await reason_of(worker, invocation) is pillion.CancelReason.IDLE
+    await worker.fail(invocation.call, CANCELLED)
     with pytest.raises(errors.IdleTimedOut):
         await task
 
@@ -250,7 +262,7 @@ async def test_a_timeout_is_enforced_here_too(start_host: StartHost, workers_pat
         task, invocation = await started(worker, caller.call("echo", timeout=0.1))
         with pytest.raises(errors.CallTimedOut, match="did not say in time"):
             await task
-        await worker.fail(invocation.call, 12)
+        await worker.fail(invocation.call, CANCELLED)
 
 
 async def test_calls_wait_here_for_a_place_on_the_stream(start_host: StartHost) -> None:
@@ -277,7 +289,7 @@ async def test_tools_are_listed_and_watched(caller: pillion.Host, socket_host: S
     async with contextlib.aclosing(caller.watch_tools()) as watched:
         first = await anext(watched)
         assert first.by_name == {}
-        await attach(socket_host, tool("echo", effects=1))
+        await attach(socket_host, tool("echo", effects=READ))
         while not (then := await anext(watched)).by_name:
             pass
         assert then.generation > first.generation
@@ -303,7 +315,7 @@ async def test_what_the_sidecar_does_not_do_yet_is_told(caller: pillion.Host) ->
 
 
 async def test_a_connection_that_nobody_answers_is_told_in_time(tmp_path: Any) -> None:
-    with pytest.raises(errors.ConnectionFailed, match="within 0.2 s"):
+    with pytest.raises(errors.ConnectionFailed, match=r"within 0\.2 s"):
         async with pillion.connect(f"unix:{tmp_path}/nobody.sock", connect_timeout=0.2):
             pass
 
@@ -319,10 +331,10 @@ async def test_what_runs_at_the_end_of_the_connection_fails_there(socket_host: S
         task, invocation = await started(worker, caller.call("echo"))
     with pytest.raises(errors.StreamLost):
         await task
-    assert await worker.cancelled(invocation.call) == pillion.CancelReason.DISCONNECT
+    assert await reason_of(worker, invocation) is pillion.CancelReason.DISCONNECT
     with pytest.raises(errors.Closed):
         await caller.call("echo")
-    await worker.fail(invocation.call, 12)
+    await worker.fail(invocation.call, CANCELLED)
 
 
 async def test_a_call_is_used_within_its_block(caller: pillion.Host, worker: WorkerPeer) -> None:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pillion
 import pytest
+
+import pillion
 from pillion import errors
 from pillion._gen.pillion.v1 import artifacts_pb2, bus_pb2, outbound_pb2, outcome_pb2
 from pillion._gen.pillion.v1.context_pb2 import ToolContext as Message
@@ -18,7 +19,9 @@ from pillion.testing import Rehearsal
 from pillion.testing import call as rehearse
 from tests.sdk.conftest import StartWorker
 
-READ: Any = pillion.tool(effects=pillion.READ)
+TEXT = artifacts_pb2.ARTIFACT_SHAPE_TEXT
+FAILED = outcome_pb2.FAILURE_KIND_TOOL_FAILED
+MISSING = outbound_pb2.REPLY_ERROR_CODE_ARTIFACT_NOT_FOUND
 
 
 async def test_every_fact_of_the_call_is_there(caller: pillion.Host, start_worker: StartWorker) -> None:
@@ -60,7 +63,7 @@ async def test_every_fact_of_the_call_is_there(caller: pillion.Host, start_worke
     assert (context.cancelled, context.cancel_reason, context.resumed) == (False, None, None)
     assert context.teardown_scopes == frozenset()
     assert context.session_key(pillion.TeardownScope.RUN) is None
-    assert not (context.has_credentials or context.has_artifacts or context.has_tools or context.has_bus)
+    assert not any((context.has_credentials, context.has_artifacts, context.has_tools, context.has_bus))
     assert context.credential is None
     assert len(context.credentials) == 0
     assert context.wanted is None
@@ -79,7 +82,14 @@ async def test_what_was_not_named_is_none(caller: pillion.Host, start_worker: St
     await start_worker(echo)
     await caller.call("echo")
     [context] = seen
-    facts = (context.run_id, context.session_id, context.identity, context.parent_anchor, context.trace, context.idle_timeout)
+    facts = (
+        context.run_id,
+        context.session_id,
+        context.identity,
+        context.parent_anchor,
+        context.trace,
+        context.idle_timeout,
+    )
     assert facts == (None,) * 6
     assert context.iteration == 0
     assert context.tool_call_id
@@ -162,7 +172,12 @@ async def test_a_cleanup_that_is_not_honoured_is_refused(caller: pillion.Host, s
 
 async def test_a_request_waits_no_longer_than_it_says_and_ends_with_its_call() -> None:
     sent: list[Frame] = []
-    requests = Requests(lambda frame: bool(sent.append(frame)) or True)
+
+    def send(frame: Frame) -> bool:
+        sent.append(frame)
+        return True
+
+    requests = Requests(send)
     with pytest.raises(errors.RequestTimedOut):
         await requests.ask(OutboundRequest(), 0.01)
     waiting = asyncio.ensure_future(requests.ask(OutboundRequest(), None))
@@ -197,14 +212,14 @@ def answering(**answers: Reply) -> Callable[[OutboundRequest], Reply]:
 async def test_answers_are_read() -> None:
     entry = bus_pb2.KvEntry(value=b"v", revision="7")
     entry.expires_in.FromMilliseconds(1_500)
-    meta = artifacts_pb2.ArtifactMeta(reference="art_1", kind="k", media_type="text/plain", size=1, shape=2)
+    meta = artifacts_pb2.ArtifactMeta(reference="art_1", kind="k", media_type="text/plain", size=1, shape=TEXT)
     got = outbound_pb2.ArtifactGot()
     got.artifact.meta.CopyFrom(meta)
-    got.artifact.inline.shape, got.artifact.inline.content = 2, b"text"
+    got.artifact.inline.shape, got.artifact.inline.content = TEXT, b"text"
     issued = outbound_pb2.CredentialAnswer()
     issued.issued.bearer.token = "canary"
     outcome = outcome_pb2.Outcome()
-    outcome.failure.kind, outcome.failure.message = 9, "inner failed"
+    outcome.failure.kind, outcome.failure.message = FAILED, "inner failed"
     claimed = bus_pb2.JobClaimed(claim="c", job="j", payload=b"p", attempt=2)
     answers = answering(
         kv_get=Reply(kv_got=bus_pb2.KvGot(entry=entry)),
@@ -216,12 +231,14 @@ async def test_answers_are_read() -> None:
         lease_release=Reply(done=outbound_pb2.Done()),
         artifact_put=Reply(artifact_stored=outbound_pb2.ArtifactStored(meta=meta)),
         artifact_get=Reply(artifact=got),
-        artifact_head=Reply(error=outbound_pb2.ReplyError(code=30)),
+        artifact_head=Reply(error=outbound_pb2.ReplyError(code=MISSING)),
         artifact_list=Reply(artifact_page=outbound_pb2.ArtifactPage(artifacts=[meta])),
         credential_get=Reply(credential=issued),
         tools_has=Reply(tool_available=outbound_pb2.ToolsHasAnswer(available=True)),
         tools_call=Reply(tool_outcome=outcome),
-        caller_request=Reply(caller=outbound_pb2.CallerAnswer(result=b'{"action":"accept","content":{"a":1},"roots":[1]}')),
+        caller_request=Reply(
+            caller=outbound_pb2.CallerAnswer(result=b'{"action":"accept","content":{"a":1},"roots":[1]}')
+        ),
         job_enqueue=Reply(job_enqueued=bus_pb2.JobEnqueued(job="j", duplicate=True)),
         job_claim=Reply(job_claimed=claimed),
         job_settle=Reply(done=outbound_pb2.Done()),
@@ -274,7 +291,7 @@ async def test_answers_are_read() -> None:
 
     rehearsal = Rehearsal(answers)
     await rehearse(asks, rehearsal=rehearsal)
-    assert rehearsal.requests[0].kv_get.level == BusLevel.SESSION
+    assert rehearsal.requests[0].kv_get.level == bus_pb2.BUS_LEVEL_SESSION
     assert rehearsal.requests[1].kv_put.expectation.revision == "7"
 
 
@@ -318,7 +335,9 @@ async def test_pushed_credentials_are_read_and_print_nothing() -> None:
     credentials = context.credentials
     assert context.credential is None, "there are several"
     assert set(credentials) == set(services)
-    bearer, key, basic, headers, custom = (credentials[name] for name in ("bearer", "key", "basic", "headers", "custom"))
+    bearer, key, basic, headers, custom = (
+        credentials[name] for name in ("bearer", "key", "basic", "headers", "custom")
+    )
     assert isinstance(bearer, Bearer)
     assert bearer.expires_in == 9
     assert isinstance(key, ApiKey)

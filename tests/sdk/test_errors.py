@@ -1,8 +1,10 @@
 import copy
+import enum
 import json
 import pickle
 
 import pytest
+
 from pillion import _facts, _failures, _refusals, errors
 from pillion._gen.pillion.v1 import context_pb2, outbound_pb2, outcome_pb2, tool_pb2
 from pillion._gen.pillion.v1.outcome_pb2 import Failure
@@ -21,7 +23,7 @@ from pillion._gen.pillion.v1.outcome_pb2 import Failure
     ],
     ids=["kinds", "codes", "effects", "side effects", "cancel", "scopes", "reasons"],
 )
-def test_numbers_are_those_of_the_protocol(ours: type[_facts.enum.IntEnum], theirs: object, prefix: str) -> None:
+def test_numbers_are_those_of_the_protocol(ours: type[enum.IntEnum], theirs: object, prefix: str) -> None:
     named = {name.removeprefix(prefix): number for name, number in theirs.items() if number}  # type: ignore[attr-defined]
     assert {member.name: member.value for member in ours} == named
 
@@ -67,7 +69,7 @@ def test_every_code_has_a_class(code: errors.ReplyCode) -> None:
     reply.code = code.value  # type: ignore[assignment]
     error = _refusals.refused(reply)
     assert error.code is code
-    if code not in (errors.ReplyCode.INTERNAL,):
+    if code is not errors.ReplyCode.INTERNAL:
         assert type(error) is not errors.RequestRefused
 
 

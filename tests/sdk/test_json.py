@@ -1,4 +1,4 @@
-import datetime
+import datetime as dt
 import enum
 import json
 from decimal import Decimal
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
+
 from pillion import _json
 from pillion.errors import JsonRefused
-from pydantic import BaseModel
 
 NUMBERS = st.one_of(
     st.integers(),
@@ -116,7 +117,9 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         _json.encode(loop)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"1 2", b"NaN", b"[Infinity]", b"\xff", b"{'a':1}", b"[" * 100_000, b"1e9999999999999999999"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"1 2", b"NaN", b"[Infinity]", b"\xff", b"{'a':1}", b"[" * 100_000, b"1e9999999999999999999"]
+)
 def test_what_is_not_json_is_refused(text: bytes) -> None:
     with pytest.raises(JsonRefused):
         _json.decode(text)
@@ -132,15 +135,15 @@ class Level(enum.IntEnum):
 
 class Point(BaseModel):
     x: int
-    when: datetime.date
+    when: dt.date
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         ({"c": Colour.RED, "l": Level.HIGH}, {"c": "red", "l": 3}),
-        (Point(x=1, when=datetime.date(2026, 1, 2)), {"x": 1, "when": "2026-01-02"}),
-        ({"p": [Point(x=1, when=datetime.date(2026, 1, 2))]}, {"p": [{"x": 1, "when": "2026-01-02"}]}),
+        (Point(x=1, when=dt.date(2026, 1, 2)), {"x": 1, "when": "2026-01-02"}),
+        ({"p": [Point(x=1, when=dt.date(2026, 1, 2))]}, {"p": [{"x": 1, "when": "2026-01-02"}]}),
         ((1, (2,)), [1, [2]]),
         ({"d": Decimal("1.10")}, {"d": 1.1}),
         ({}, {}),
@@ -161,7 +164,7 @@ def test_a_decimal_keeps_its_digits() -> None:
 def test_arguments_are_a_mapping_or_bytes() -> None:
     assert _json.encode_arguments({"a": 1}) == b'{"a":1}'
     assert _json.encode_arguments(b"anything") == b"anything"
-    assert _json.encode_arguments(Point(x=1, when=datetime.date(2026, 1, 2))) == b'{"x":1,"when":"2026-01-02"}'
+    assert _json.encode_arguments(Point(x=1, when=dt.date(2026, 1, 2))) == b'{"x":1,"when":"2026-01-02"}'
     for wrong in ("text", 1, [1], None):
         with pytest.raises(JsonRefused):
             _json.encode_arguments(wrong)

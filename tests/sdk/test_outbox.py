@@ -3,6 +3,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._wire import frames
 from pillion._wire.backoff import Backoff
@@ -16,7 +17,9 @@ def test_a_progress_frame_is_what_protobuf_writes(call: int, payload: bytes) -> 
     frame = Frame(call=call)
     frame.progress.payload = payload
     if call:
-        assert frames.progress(frames.call_field(call), payload) == frames.packed(frame.SerializeToString()) or not payload
+        assert (
+            frames.progress(frames.call_field(call), payload) == frames.packed(frame.SerializeToString()) or not payload
+        )
     assert frames.parse(frames.progress(frames.call_field(call), payload))[0] == frame
 
 

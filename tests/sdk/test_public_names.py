@@ -2,9 +2,11 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 import pillion
-import pytest
 from pillion import errors
 
 
@@ -49,7 +51,7 @@ def test_the_tree_of_errors_is_drawn_whole() -> None:
 
 
 def test_every_error_of_the_package_is_public() -> None:
-    def subclasses(cls: type) -> Iterator[type]:
+    def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
         for subclass in cls.__subclasses__():
             yield subclass
             yield from subclasses(subclass)

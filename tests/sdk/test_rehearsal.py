@@ -3,8 +3,9 @@ import logging
 from decimal import Decimal
 from typing import Any
 
-import pillion
 import pytest
+
+import pillion
 from pillion import errors
 from pillion.testing import Rehearsal, call
 

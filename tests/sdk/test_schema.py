@@ -1,14 +1,15 @@
-import datetime
+import datetime as dt
 import enum
 import json
 import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-import pillion
 import pytest
-from pillion.errors import JsonRefused, ToolRefused
 from pydantic import BaseModel, Field, ValidationError
+
+import pillion
+from pillion.errors import JsonRefused, ToolRefused
 from sidecar.calls.schema import Schema
 
 
@@ -33,7 +34,7 @@ class Summary(BaseModel):
 
 
 @pillion.tool(effects=pillion.READ, title="A title", timeout=2.5, max_timeout=10, concurrency=3)
-async def rich(
+async def rich(  # noqa: PLR0917  # one parameter of each type
     text: str,
     ctx: pillion.ToolContext,
     count: Annotated[int, Field(ge=1, le=9, description="How many.")] = 3,
@@ -41,7 +42,7 @@ async def rich(
     points: list[Point] | None = None,
     tree: Node | None = None,
     amount: Decimal = Decimal("1.5"),
-    when: datetime.datetime | None = None,
+    when: dt.datetime | None = None,
     key: uuid.UUID | None = None,
     data: bytes = b"",
     kind: Literal["a", "b"] = "a",
@@ -90,7 +91,13 @@ def test_what_a_tool_declares_is_in_its_descriptor() -> None:
     assert "ctx" not in schema["properties"]
     assert schema["required"] == ["text"]
     assert schema["additionalProperties"] is False
-    assert schema["properties"]["count"] == {"type": "integer", "minimum": 1, "maximum": 9, "description": "How many.", "default": 3}
+    assert schema["properties"]["count"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 9,
+        "description": "How many.",
+        "default": 3,
+    }
     assert schema["properties"]["maximum"]["default"] == 0.5
     assert "title" not in schema
     assert not any("title" in shown for shown in schema["properties"].values())
@@ -104,7 +111,7 @@ def test_arguments_are_converted_to_what_the_annotations_say() -> None:
     assert got["colour"] is Colour.BLUE
     assert got["points"] == [Point(x=1)]
     assert got["amount"] == Decimal("0.1000000000000000055511151231257827")
-    assert got["when"] == datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    assert got["when"] == dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     assert got["key"] == uuid.UUID("12345678-1234-5678-1234-567812345678")
     assert got["tags"] == {"x"}
     assert got["data"] == b"hi"
@@ -185,12 +192,20 @@ def variadic(*numbers: int) -> None: ...
 def typed_rest(**rest: int) -> None: ...
 async def yields() -> Any:
     yield 1
+
+
 def unknown(value: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
 class Opaque: ...
+
+
 def opaque(value: Opaque) -> None: ...
 
 
-@pytest.mark.parametrize("function", [positional, variadic, typed_rest, yields, unknown, opaque], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", [positional, variadic, typed_rest, yields, unknown, opaque], ids=lambda function: function.__name__
+)
 def test_a_function_that_cannot_be_a_tool_is_refused(function: Any) -> None:
     with pytest.raises(ToolRefused, match=function.__name__):
         pillion.tool(function)
@@ -234,7 +249,11 @@ def test_declared_needs_and_wants_are_in_the_descriptor() -> None:
     async def all_of_it(image: bytes) -> None: ...
 
     described = all_of_it.descriptor
-    assert (described.needs[0].service, list(described.needs[0].scopes), described.needs[0].mode) == ("github", ["repo"], 2)
+    assert (described.needs[0].service, list(described.needs[0].scopes), described.needs[0].mode) == (
+        "github",
+        ["repo"],
+        2,
+    )
     assert dict(described.wants) == {"image": "file/png"}
     assert json.loads(described.input_schema)["properties"]["image"] == {"type": "string"}
     assert described.holds == 2

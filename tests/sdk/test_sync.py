@@ -1,14 +1,15 @@
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import grpc
-import grpc_testing
+import grpc_testing  # type: ignore[import-untyped]  # it ships without types
+import pytest
+
 import pillion
 import pillion.sync
-import pytest
 from pillion import errors
 from pillion._gen.pillion.v1 import execute_pb2
 from pillion._gen.pillion.v1.execute_pb2 import ExecuteRequest, ExecuteResponse, GetInfoResponse
@@ -63,7 +64,9 @@ async def test_the_synchronous_face_does_it_all(socket_host: SocketHost, start_w
             with pytest.raises(errors.UnknownTool):
                 host.call("nowhere")
             values: list[int] = []
-            threads = [threading.Thread(target=lambda n=n: values.append(host.call("echo", {"n": n}))) for n in range(20)]  # type: ignore[misc]
+            threads = [
+                threading.Thread(target=lambda n=n: values.append(host.call("echo", {"n": n}))) for n in range(20)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -137,8 +140,8 @@ class FakeSidecar:
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeSidecar]:
-    yield FakeSidecar()
+def fake() -> FakeSidecar:
+    return FakeSidecar()
 
 
 def test_a_channel_may_be_brought_along(fake: FakeSidecar) -> None:
@@ -165,7 +168,10 @@ def test_an_answer_may_be_an_error(fake: FakeSidecar) -> None:
     def answer(question: pillion.Question) -> Any:
         raise pillion.PeerError(-32_001, "no", {"why": 1})
 
-    with pillion.sync.connect(fake.channel, connect_timeout=5, can_answer={"elicitation/create": answer}) as host, host.start("asks") as call:
+    with (
+        pillion.sync.connect(fake.channel, connect_timeout=5, can_answer={"elicitation/create": answer}) as host,
+        host.start("asks") as call,
+    ):
         call.ended()
     [frame] = fake.replies
     assert (frame.reply.error.code, frame.reply.error.peer.code) == (21, -32_001)

@@ -1,14 +1,14 @@
 import asyncio
 import logging
 import threading
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
+
+import pytest
+from pydantic import BaseModel, Field, field_validator
 
 import pillion
-import pytest
 from pillion import errors
 from pillion.content import Text
-from pydantic import Field, field_validator
-from pydantic import BaseModel
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from tests.sdk.conftest import StartWorker
 from tests.support import SocketHost
@@ -21,7 +21,9 @@ def quiet_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-async def test_a_tool_gets_its_arguments_and_reports(caller: pillion.Host, start_worker: StartWorker, kind: str) -> None:
+async def test_a_tool_gets_its_arguments_and_reports(
+    caller: pillion.Host, start_worker: StartWorker, kind: str
+) -> None:
     def work(text: str, times: int, ctx: pillion.ToolContext) -> dict[str, Any]:
         for number in range(times):
             ctx.progress({"n": number})
@@ -101,7 +103,7 @@ async def test_results_have_blocks_and_may_be_errors(caller: pillion.Host, start
     @pillion.tool
     async def echo(error: bool) -> dict[str, int]:
         made: Any = pillion.ToolResult({"a": 1}, content=[Text("a is 1")], is_error=error)
-        return made
+        return cast("dict[str, int]", made)
 
     await start_worker(echo)
     async with caller.start("echo", {"error": True}) as call:
@@ -119,7 +121,7 @@ async def test_numbers_survive_the_whole_way(caller: pillion.Host, start_worker:
     text = b'{"a":0.1000000000000000055511151231257827,"b":123456789012345678901234567890,"c":[1.5,-0.0,1e-7],"d":1E+2}'
     async with caller.start("echo", text) as call:
         result = await call.raw()
-        assert result.json == text.replace(b"1E+2", b"100.0").replace(b"1e-7", b"1e-07")
+        assert result.json == text.replace(b"1E+2", b"100.0")
 
 
 async def test_a_result_over_a_frame_is_refused_before_it_is_sent(
@@ -147,8 +149,7 @@ async def test_a_result_over_a_frame_is_refused_before_it_is_sent(
 async def test_a_result_that_is_not_what_is_declared_fails(caller: pillion.Host, start_worker: StartWorker) -> None:
     @pillion.tool
     async def echo() -> int:
-        made: Any = "canary"
-        return made
+        return cast("int", "canary")
 
     await start_worker(echo)
     with pytest.raises(errors.ToolFailed) as failed:

@@ -153,7 +153,8 @@ def set_seconds(duration: Duration, seconds: float) -> None:
     """Sets a duration."""
     whole = int(seconds)
     duration.seconds = whole
-    duration.nanos = int((seconds - whole) * 1e9)
+    if seconds != whole:
+        duration.nanos = int((seconds - whole) * 1e9)
 
 
 def seconds_of(duration: Duration) -> float:

@@ -10,13 +10,14 @@ from decimal import Decimal, InvalidOperation
 from math import isfinite
 from typing import Any, NoReturn
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from pillion._failures import PillionError
 
 # Two decimals of at most 15 digits are never the same double, outside the smallest and largest exponents.
 _ALWAYS_EXACT = 15
 _PLAIN = frozenset((str, int, float, bool, type(None)))
+_WIDE = 2**64
 
 
 class JsonRefused(PillionError, ValueError):
@@ -34,10 +35,10 @@ def encode(value: Any) -> bytes:
     """
     try:
         if _is_plain(value):
-            return _encode(value).encode()
+            return to_json(value)
         return "".join(_parts(value)).encode()
-    except UnicodeEncodeError:
-        raise JsonRefused("A text holds half of a surrogate pair: give whole characters.") from None
+    except (UnicodeEncodeError, PydanticSerializationError):
+        raise JsonRefused("A text holds half of a surrogate pair, or the value nests too deep.") from None
     except RecursionError:
         raise JsonRefused("The value nests too deep, or contains itself.") from None
     except JsonRefused:
@@ -101,35 +102,25 @@ _decoder = json.JSONDecoder(parse_float=_decimal, parse_constant=_constant)
 # What `decode` of the decoder wraps; asked directly, a small text costs half.
 _scan: Callable[[str, int], tuple[Any, int]] = vars(_decoder)["scan_once"]
 
-
-def _no_default(_: Any) -> NoReturn:
-    raise JsonRefused("The value has no JSON form.")
-
-
-# What `JSONEncoder.encode` makes anew for each value, at twice the cost.
-_encoder: Any = json.encoder
-_chunks: Any = _encoder.c_make_encoder and _encoder.c_make_encoder(
-    *(None, _no_default, _encoder.encode_basestring, None, ":", ",", False, False, False)
-)
-_slow_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-
-
-def _encode(value: Any) -> str:
-    return "".join(_chunks(value, 0)) if _chunks is not None else _slow_encode(value)
+_scalar = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the quick encoder writes this exactly. It would take keys that are no texts, and no Decimal."""
+    """Whether `to_json` writes this exactly: it would make texts of keys and of Decimals, and take NaN."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind is str or kind is bool or value is None:
         return True
+    if kind is int:
+        return bool(-_WIDE < value < _WIDE)
+    if kind is float:
+        return isfinite(value)
     if kind is dict:
         for key, item in value.items():
-            if type(key) is not str or (type(item) not in _PLAIN and not _is_plain(item)):
+            if type(key) is not str or (type(item) is not str and not _is_plain(item)):
                 return False
         return True
     if kind is list or kind is tuple:
-        return all(type(item) in _PLAIN or _is_plain(item) for item in value)
+        return all(map(_is_plain, value))
     return False
 
 
@@ -142,13 +133,13 @@ def _parts(value: Any) -> list[str]:
 def _write(value: Any, put: Callable[[str], None]) -> None:
     """Writes any value; slower, and exact in all that the quick encoder is not."""
     if type(value) in _PLAIN:
-        put(_encode(value))
+        put(to_json(value).decode() if _is_plain(value) else _scalar(value))
     elif isinstance(value, str):
-        put(_encode(str.__str__(value)))
+        put(_scalar(str.__str__(value)))
     elif isinstance(value, int):
-        put(_encode(int(value)))
+        put(_scalar(int(value)))
     elif isinstance(value, float):
-        put(_encode(float(value)))
+        put(_scalar(float(value)))
     elif isinstance(value, Decimal):
         put(_text_of(value))
     elif isinstance(value, dict):
@@ -156,7 +147,7 @@ def _write(value: Any, put: Callable[[str], None]) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise JsonRefused("A key of an object is a text.")
-            put(f"{before}{_encode(str(key))}:")
+            put(f"{before}{_scalar(str(key))}:")
             _write(item, put)
             before = ","
         put("}" if value else "{}")

@@ -19,7 +19,12 @@ async def call(target: str, tool: str, arguments: str, timeout: float | None) ->
                     print(line.get("message") if isinstance(line, dict) else line, file=sys.stderr)
                 print(json.dumps(await running.result(), default=str))
         except errors.InvalidArguments as refused:
-            print(refused, *(f"{issue.path or '/'}: {issue.message}" for issue in refused.issues), sep="\n", file=sys.stderr)
+            print(
+                refused,
+                *(f"{issue.path or '/'}: {issue.message}" for issue in refused.issues),
+                sep="\n",
+                file=sys.stderr,
+            )
         except errors.CallFailed as failed:
             again = " It may be tried again." if failed.retryable else ""
             print(f"{failed.kind.name}: {failed}{again}", file=sys.stderr)

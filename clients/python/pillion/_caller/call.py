@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pillion import _failures, _json
 from pillion._caller.outcome import Outcome, Progress, Result, read_outcome, value_of
-from pillion._facts import CancelReason, Identity, Trace, seconds_of, set_seconds
+from pillion._facts import CancelReason, Identity, Trace, set_seconds
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 
 if TYPE_CHECKING:
@@ -110,15 +110,15 @@ class Call:
         "waiter",
     )
 
-    def __init__(self, link: "Link", first: Frame, *, grace: float, resend: bool, iterated: bool) -> None:
+    def __init__(
+        self, link: "Link", first: Frame, timeout: float | None, *, grace: float, resend: bool, iterated: bool
+    ) -> None:
         self.first = first
         """Its first frame. For the link."""
         self.grace = grace
         """How long after its timeout an outcome is waited for. For the link."""
-        self.deadline: float | None = None
+        self.deadline = None if timeout is None else link.loop.time() + timeout + grace
         """When this side gives up, on the loop's clock. For the link."""
-        if first.start.HasField("timeout"):
-            self.deadline = link.loop.time() + seconds_of(first.start.timeout) + grace
         self.resend = resend
         """Whether to send it again when its stream is lost. For the link."""
         self.place = 0

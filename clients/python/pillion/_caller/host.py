@@ -1,7 +1,7 @@
 """A sidecar, as its caller has it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -121,11 +121,13 @@ class Host:
 
     def _made(self, tool: str, arguments: Any, options: CallOptions, *, iterated: bool) -> Call:
         given: dict[str, Any] = {**options}
-        resend = given.pop("resend", False)
+        resend = given.pop("resend", False) if given else False
         if resend and not given.get("idempotency_key"):
             raise ValueError("Only a call with an idempotency key may be sent again.")
         first = start_of(tool, arguments, **given)
-        return Call(self._link, first, grace=self._outcome_grace, resend=resend, iterated=iterated)
+        return Call(
+            self._link, first, given.get("timeout"), grace=self._outcome_grace, resend=resend, iterated=iterated
+        )
 
     async def tools(self, identity: Identity | None = None) -> Tools:
         """The tools that this caller may call for this subject.
@@ -135,7 +137,7 @@ class Host:
         answer = await self._ask("ListTools", _listing(identity), ListToolsResponse)
         return self._read(answer)
 
-    async def watch_tools(self, identity: Identity | None = None) -> AsyncIterator[Tools]:
+    async def watch_tools(self, identity: Identity | None = None) -> AsyncGenerator[Tools, None]:
         """The tools, whole, now and whenever they change. To be closed by who iterates (`contextlib.aclosing`).
 
         :raises ConnectionFailed: if the sidecar is lost.

@@ -210,6 +210,7 @@ class Link:
         frame = call.first
         frame.call = call.id
         if waited and call.deadline is not None:  # its time went on
+            frame.start.timeout.Clear()
             set_seconds(frame.start.timeout, max(0.001, call.deadline - call.grace - self.loop.time()))
         self.calls[call.id] = call
         data = frame.SerializeToString()

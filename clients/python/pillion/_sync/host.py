@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -153,7 +153,7 @@ class Host:
         """The tools that this caller may call for this subject."""
         return self._portal.wait(self._host.tools(identity))
 
-    def watch_tools(self, identity: Identity | None = None) -> Iterator[Tools]:
+    def watch_tools(self, identity: Identity | None = None) -> Generator[Tools, None, None]:
         """The tools, whole, now and whenever they change. To be closed by who iterates (`contextlib.closing`)."""
         watched: Any = self._host.watch_tools(identity)
         try:

@@ -129,8 +129,7 @@ class Worker:
                 if self._left.is_set():
                     return
                 if ended.code in _HOPELESS:
-                    code = ended.code.name if ended.code is not None else "OK"
-                    raise WorkerRefused(f"The sidecar turns this worker away: {code}: {ended.details}")
+                    raise WorkerRefused(f"The sidecar turns this worker away: {ended.code.name}: {ended.details}")
                 _log.info("the stream was lost: %s", ended.code.name if ended.code else "the sidecar ended it")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next()):
