@@ -189,7 +189,7 @@ class Link:
     async def begin(self, call: Call) -> None:
         """Sends a call as soon as that can be done, in order."""
         if self._ended is not None:
-            raise self._ended
+            raise type(self._ended)(str(self._ended))
         if self.begin_now(call):
             return
         call.waiter = self.loop.create_future()

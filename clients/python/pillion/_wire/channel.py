@@ -20,6 +20,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A peer whose machine is gone is noticed, also where nothing is asked of it.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     # A proxy of the environment is not for a sidecar.
     ("grpc.enable_http_proxy", 0),
     # A channel of its own for each connection: a closed one says nothing about another.

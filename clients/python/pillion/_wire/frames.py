@@ -32,6 +32,8 @@ def _varint(number: int) -> bytes:
 
 
 _SHORT = tuple(_varint(number) for number in range(1 << 11))
+# A payload of fewer bytes has only lengths of this table around it.
+_COMMON = len(_SHORT) - 32
 _HEADERS = tuple(_FRAMES_TAG + each for each in _SHORT)
 
 
@@ -58,15 +60,15 @@ def packed(frame: bytes) -> bytes:
 def progress(call: bytes, payload: bytes) -> bytes:
     """A progress frame as it stands in a message; `call` is the call's field."""
     size = len(payload)
-    length = varint(size)
-    inner = varint(size + 1 + len(length))
-    return b"%b%b\xb2\x01%b\x0a%b%b" % (
-        header(len(call) + 3 + len(inner) + len(length) + size),
-        call,
-        inner,
-        length,
-        payload,
-    )
+    if size < _COMMON:
+        length = _SHORT[size]
+        inner = _SHORT[size + 1 + len(length)]
+        before = _HEADERS[len(call) + 3 + len(inner) + len(length) + size]
+    else:
+        length = varint(size)
+        inner = varint(size + 1 + len(length))
+        before = header(len(call) + 3 + len(inner) + len(length) + size)
+    return b"%b%b\xb2\x01%b\x0a%b%b" % (before, call, inner, length, payload)
 
 
 def result(call: bytes, json: bytes) -> bytes:

@@ -65,7 +65,7 @@ class Lane:
         with outbox.lock:
             if self.closed or outbox.abandoned:
                 return True
-            if len(payload) > outbox.limits.inline_bytes:
+            if len(payload) > outbox.largest_report:
                 self._lost += 1
                 outbox.coalesced += 1
                 return False
@@ -96,7 +96,7 @@ class Lane:
 
     def _queue(self, data: bytes, size: int, *, last: bool) -> bool:
         outbox = self._outbox
-        if size > outbox.limits.frame_bytes:
+        if size > outbox.largest_frame:
             return False
         with outbox.lock:
             if self.closed or outbox.abandoned:
@@ -163,7 +163,7 @@ class Outbox:
     """
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
-        self.limits = Limits()
+        self.largest_frame, self.largest_report, _ = self._limits = Limits()
         self.lock = threading.Lock()
         self.on_ready = on_ready
         self.asleep = False
@@ -181,6 +181,15 @@ class Outbox:
         self._writing = 0
         self._messages = 0
         self._frames = 0
+
+    @property
+    def limits(self) -> Limits:
+        """What may be sent."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self.largest_frame, self.largest_report, _ = self._limits = limits
 
     def control(self, frame: bytes) -> int:
         """Queues a frame in front of those of the lanes, behind earlier ones of its kind. Answers which one it is."""

@@ -89,6 +89,8 @@ class Worker:
         self._running: dict[int, Execution] = {}
         self._all: set[Execution] = set()
         self._leaving = False
+        # The sidecar may come after its worker; later it is this worker's back-off that spreads its tries.
+        self._patient = True
         self._goodbye_said = False
         self._left = asyncio.Event()
         self._idle = asyncio.Event()
@@ -128,7 +130,7 @@ class Worker:
                 self._lost(ended)
                 if self._left.is_set():
                     return
-                if ended.code in _HOPELESS:
+                if ended.code in _HOPELESS and not self._forgets(ended):
                     raise WorkerRefused(f"The sidecar turns this worker away: {ended.code.name}: {ended.details}")
                 _log.info("the stream was lost: %s", ended.code.name if ended.code else "the sidecar ended it")
                 with suppress(TimeoutError):
@@ -151,6 +153,11 @@ class Worker:
         self._cancel_all(CancelReason.DRAIN)
         self.loop.call_later(_CANCEL_GRACE, self._drop)
 
+    def _forgets(self, ended: StreamEnded) -> bool:
+        """Whether to come back as another instance: the sidecar may not know this one by its secret any more."""
+        known, self.instance_id = self.instance_id, None
+        return known is not None and ended.code is grpc.StatusCode.UNAUTHENTICATED
+
     def _raise_if_refused(self) -> None:
         if self._refused is not None:
             raise self._refused
@@ -167,8 +174,9 @@ class Worker:
             again = Reattach(instance_id=self.instance_id, secret=self._secret)
             again.registrations.extend(self._cleanups.registrations)
             hello.reattach.CopyFrom(again)
-        stream = FrameStream(connection.open(ATTACH, wait_for_ready=True), self._handlers)
+        stream = FrameStream(connection.open(ATTACH, wait_for_ready=self._patient), self._handlers)
         self._stream = stream
+        self._patient = False
         stream.send(Frame(worker_hello=hello))
         serving = self.loop.create_task(stream.run())
         leaving = self.loop.create_task(self._left.wait())
