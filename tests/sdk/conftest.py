@@ -1,10 +1,11 @@
 """Fixtures for tests of the Python SDK against the whole sidecar over a unix socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
 import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
 
 import pillion
 from tests.support import SocketHost, token_of
@@ -16,6 +17,13 @@ class StartWorker(Protocol):
     async def __call__(self, *tools: Callable[..., Any], target: str | None = None, **options: Any) -> pillion.Worker:
         """The worker."""
         ...
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_sdk() -> Iterator[BlockBuster]:
+    """Fails a test in which the SDK blocks an event loop."""
+    with blockbuster_ctx("pillion") as blockbuster:
+        yield blockbuster
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pillion import errors
 from pillion.content import Text
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from tests.sdk.conftest import StartWorker
-from tests.support import SocketHost
+from tests.support import SocketHost, on_sockets
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def quiet_log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@on_sockets
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_a_tool_gets_its_arguments_and_reports(
     caller: pillion.Host, start_worker: StartWorker, kind: str

@@ -18,6 +18,7 @@ What can go wrong is in `pillion.errors`; `pillion.sync` is the caller without a
 without a sidecar; `pillion.bus` and `pillion.content` have the words of the bus and of what tools return.
 """
 
+from pillion import bus, content, errors
 from pillion._artifacts import ArtifactMeta, ArtifactShape
 from pillion._caller.call import Call
 from pillion._caller.host import CallOptions, EndedScope, Host, connect
@@ -85,7 +86,10 @@ __all__ = (
     "Tools",
     "Trace",
     "Worker",
+    "bus",
     "connect",
+    "content",
+    "errors",
     "run_worker",
     "tool",
 )
