@@ -1,3 +1,4 @@
+import asyncio
 import threading
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import strategies as st
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._wire import frames
 from pillion._wire.backoff import Backoff
+from pillion._wire.channel import StreamEnded
 from pillion._wire.outbox import MESSAGE_FRAMES, Lane, Limits, Outbox
+from pillion._wire.stream import FrameStream
 
 PAYLOADS = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))
 
@@ -173,3 +176,30 @@ def test_the_wait_before_the_next_try_is_anything_up_to_a_ceiling_that_doubles()
         assert all(0 <= wait <= ceiling for wait, ceiling in zip(waits, (1, 2, 4, 8, 8, 8), strict=True)), round_
         backoff.reset()
         assert backoff.next() <= 1
+
+
+class OneWay:
+    """A transport that can be read, and fails in a way of its own when it is written."""
+
+    def __init__(self) -> None:
+        self.dropped = asyncio.Event()
+
+    async def read(self) -> bytes:
+        await self.dropped.wait()
+        raise StreamEnded(None, "dropped")
+
+    async def write(self, message: bytes) -> None:
+        raise ZeroDivisionError(len(message))
+
+    async def finish(self) -> None: ...
+
+    def cancel(self) -> None:
+        self.dropped.set()
+
+
+async def test_a_stream_that_cannot_be_written_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    stream = FrameStream(OneWay(), {})
+    stream.send(Frame())
+    async with asyncio.timeout(10):
+        assert (await stream.run()).details == "dropped"
+    assert "cannot be written" in caplog.text

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import sys
 
 import pillion
@@ -17,7 +16,9 @@ async def call(target: str, tool: str, arguments: str, timeout: float | None) ->
                 async for report in running:
                     line = report.payload
                     print(line.get("message") if isinstance(line, dict) else line, file=sys.stderr)
-                print(json.dumps(await running.result(), default=str))
+                result = await running.raw()
+                print("" if result.json is None else result.json.decode())
+                return 1 if result.is_error else 0
         except errors.InvalidArguments as refused:
             print(
                 refused,
@@ -28,8 +29,6 @@ async def call(target: str, tool: str, arguments: str, timeout: float | None) ->
         except errors.CallFailed as failed:
             again = " It may be tried again." if failed.retryable else ""
             print(f"{failed.kind.name}: {failed}{again}", file=sys.stderr)
-        else:
-            return 0
     return 1
 
 

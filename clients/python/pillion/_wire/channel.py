@@ -110,6 +110,8 @@ class GrpcTransport:
         except asyncio.CancelledError:
             self._raise_if_dropped()
             raise
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise StreamEnded(grpc.StatusCode.UNKNOWN, type(error).__name__) from None
         if message is grpc.aio.EOF:
             code = await self._call.code()
             raise StreamEnded(None if code is grpc.StatusCode.OK else code, await self._call.details() or "")

@@ -40,6 +40,9 @@ class FrameStream:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             if not reader.done():
                 # The writer ends first where it half-closed, or sees a lost stream before the reader does.
+                if (failure := writer.exception()) is not None:
+                    _log.error("a stream cannot be written any more", exc_info=failure)
+                    self._transport.cancel()
                 await asyncio.wait((reader,))
             return reader.result()
         finally:
