@@ -17,7 +17,9 @@ PYTHON := .venv/bin/python
 DEMO_VENV := $(if $(wildcard .venv/.stamp),.venv,.venv-demo)
 GENERATED := sidecar/_gen clients/python/pillion/_gen clients/go/pillionv1 clients/rust/src/gen clients/typescript/src/gen
 GO_PLUGINS_STAMP := .tools/go-plugins.stamp
-RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $() ,-,$(RUST_PLUGINS))).stamp
+empty :=
+space := $(empty) $(empty)
+RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $(space),-,$(RUST_PLUGINS))).stamp
 TS_MODULES_STAMP := clients/typescript/node_modules/.stamp
 TS_CALLER := clients/typescript/dist/examples/bare/caller.js
 
