@@ -29,8 +29,9 @@ _SMALL = {
     "sidecar/config.py": {"_text_of"},
     "sidecar/launches.py": {"launch_of", "_token_in"},
     "sidecar/serving.py": {"_state_of"},
+    "sidecar/workers/processes.py": {"__init__", "start", "_send"},
 }
-"""Where small files are read before it serves anybody, and when its settings are read again."""
+"""Where small files are read at the start and at a reload, and a word is passed to the guardian, which reads at once."""
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def anyio_backend(transport: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def nothing_blocks() -> Iterator[BlockBuster]:
-    """Fails a test whose product code blocks the event loop, but for reading its settings."""
+    """Fails a test whose product code blocks the event loop, but for the little that is not worth a thread."""
     with blockbuster_ctx("sidecar") as blockbuster:
         for function in blockbuster.functions.values():
             for file, names in _SMALL.items():

@@ -38,6 +38,7 @@ class Supervisor:
         self._guardian: Guardian | None = None
         self._slots: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._is_draining = False
 
     def keep(self, launch: Launch) -> None:
         """Starts a launch's processes, and keeps as many of them."""
@@ -50,6 +51,10 @@ class Supervisor:
             slot.cancel()
             self._ending.add(slot)
             slot.add_done_callback(self._ending.discard)
+
+    def drain(self) -> None:
+        """Starts nothing again: what ends from now on is meant to."""
+        self._is_draining = True
 
     async def stop(self) -> None:
         """Ends everything that was started, and the guardian with it."""
@@ -65,7 +70,7 @@ class Supervisor:
         failures = 0
         loop = asyncio.get_running_loop()
         limits = self._limits
-        while True:
+        while not self._is_draining:
             began = loop.time()
             try:
                 why = await self._run_once(launch)
@@ -74,6 +79,8 @@ class Supervisor:
             except Exception:
                 _log.exception("keeping worker %s failed", launch.name)
                 why = "was lost sight of"
+            if self._is_draining:
+                return
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
             pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311
@@ -107,7 +114,7 @@ class Supervisor:
             launch.command.group,
         )
         process = await guardian.start(command, token)
-        budget = _Budget(self._limits.log_lines_per_second)
+        budget = _Budget(self._limits.log_lines_per_second, self._counters)
         facts = _Facts(workers, holder)
         outputs = (
             Output(process.stdout, logging.INFO, facts, budget.spend),
@@ -165,8 +172,9 @@ class Supervisor:
 class _Budget:
     """How many lines may be logged in this second."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, counters: Counters) -> None:
         self._most = most
+        self._counters = counters
         self._second = 0
         self._spent = 0
 
@@ -175,7 +183,10 @@ class _Budget:
         if second != self._second:
             self._second, self._spent = second, 0
         self._spent += 1
-        return self._spent <= self._most
+        if self._spent > self._most:
+            self._counters.add("dropped_log_lines")
+            return False
+        return True
 
 
 class _Facts:
