@@ -31,7 +31,7 @@ _SMALL = {
     "sidecar/serving.py": {"_state_of"},
     "sidecar/workers/processes.py": {"__init__", "start", "_send"},
 }
-"""Where small files are read at the start and at a reload, and a word is passed to the guardian, which reads at once."""
+"""Where small files are read at the start and at reloads, and words passed to the guardian, which reads at once."""
 
 
 @pytest.fixture

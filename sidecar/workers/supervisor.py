@@ -1,6 +1,7 @@
 """Keeps the worker processes of the configuration running."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ class Supervisor:
         self._guardian: Guardian | None = None
         self._slots: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._is_draining = False
+        self._draining = asyncio.Event()
 
     def keep(self, launch: Launch) -> None:
         """Starts a launch's processes, and keeps as many of them."""
@@ -54,7 +55,7 @@ class Supervisor:
 
     def drain(self) -> None:
         """Starts nothing again: what ends from now on is meant to."""
-        self._is_draining = True
+        self._draining.set()
 
     async def stop(self) -> None:
         """Ends everything that was started, and the guardian with it."""
@@ -70,7 +71,7 @@ class Supervisor:
         failures = 0
         loop = asyncio.get_running_loop()
         limits = self._limits
-        while not self._is_draining:
+        while True:
             began = loop.time()
             try:
                 why = await self._run_once(launch)
@@ -79,14 +80,16 @@ class Supervisor:
             except Exception:
                 _log.exception("keeping worker %s failed", launch.name)
                 why = "was lost sight of"
-            if self._is_draining:
+            if self._draining.is_set():
                 return
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
             pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311
             self._counters.add("restarts")
             _log.warning("worker %s (%d): %s; next try in %.1f s", launch.name, number + 1, why, pause)
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), pause)
+                return
 
     async def _run_once(self, launch: Launch) -> str:
         """Runs one process to its end; answers how it ended."""

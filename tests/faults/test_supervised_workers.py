@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,12 +75,10 @@ def script(text: str) -> tuple[str, ...]:
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            while not condition():
-                await asyncio.sleep(_POLL_SECONDS)
-    except TimeoutError:
-        raise AssertionError(f"{what} did not happen within {_PATIENCE:g} s") from None
+    end = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {_PATIENCE:g} s"
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 class Said:
