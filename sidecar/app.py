@@ -137,6 +137,7 @@ class Sidecar:
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
+        self._supervisor.drain()
         with anyio.move_on_after(_GOODBYE_GRACE):
             await self._catalogue.drain()
 

@@ -1,6 +1,7 @@
 """Settings: a TOML file, then the environment, then flags; checked whole before anything starts."""
 
 import ipaddress
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,10 +10,11 @@ from typing import Annotated, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from sidecar.calls.limits import CallLimits
 from sidecar.doors.address import Address
-from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
+from sidecar.mistakes import OF_KEYS, Lines, Mistake, Place, mistakes_of, not_a_setting
 from sidecar.telemetry.logs import Format, Level
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -35,19 +37,23 @@ class ConfigRefused(ValueError):
 
 
 def _only_known(kind: type) -> BeforeValidator:
-    known = {field.name for field in fields(kind)}
+    known = sorted(field.name for field in fields(kind))
 
     def check(value: Any) -> Any:
         if isinstance(value, Mapping):
-            unknown = sorted(set(value) - known)
-            if unknown:
-                raise ValueError(f"unknown: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-            wrong = sorted(name for name, limit in value.items() if not isinstance(limit, int | float) or limit <= 0)
+            wrong = {name: not_a_setting(name, known) for name in value if name not in known}
+            for name, limit in value.items():
+                if name in known and not _is_positive(limit):
+                    wrong[name] = "must be a positive number"
             if wrong:
-                raise ValueError(f"must be a positive number: {', '.join(wrong)}")
+                raise PydanticCustomError(OF_KEYS, "{keys}", {"keys": wrong})
         return value
 
     return BeforeValidator(check)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 class Listen(BaseModel):

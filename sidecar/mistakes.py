@@ -10,6 +10,9 @@ from pydantic import BaseModel, ValidationError
 Place = tuple[str | int, ...]
 """The way to a setting: keys, and positions in arrays of tables."""
 
+OF_KEYS = "of_keys"
+"""The type of an error about several keys of a table: its context has, as `keys`, what is wrong with each."""
+
 _HEADER = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+|\"[^\"]+\")\s*(?:\.|=)")
 _SAID = {
@@ -19,6 +22,7 @@ _SAID = {
     "bool_parsing": "must be true or false",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
     "tuple_type": 'must be a list, such as ["a", "b"]',
@@ -46,7 +50,8 @@ class Mistake(NamedTuple):
 
     def __str__(self) -> str:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
-        return f"{where}: {dotted(self.place)} {self.message}." if self.place else f"{where}: {self.message}."
+        said = f"{dotted(self.place)} {self.message}" if self.place else self.message
+        return f"{where}: {said}{'' if said.endswith('?') else '.'}"
 
 
 def dotted(place: Place) -> str:
@@ -65,10 +70,12 @@ def mistakes_of(
     found: dict[tuple[Place, str], Mistake] = {}
     for detail in error.errors():
         place = tuple(step for step in detail["loc"] if not _is_internal(step))
-        message = _message(detail, model, place)
-        source = next((sources[part] for part in _around(place) if part in sources), None)
-        line = lines.of(place) if source is None else None
-        found.setdefault((place, message), Mistake(source or file, line, place, message))
+        several = detail["ctx"]["keys"] if detail["type"] == OF_KEYS else {None: _message(detail, model, place)}
+        for key, message in several.items():
+            where = (*place, key) if key is not None else place
+            source = next((sources[part] for part in _around(where) if part in sources), None)
+            line = lines.of(where) if source is None else None
+            found.setdefault((where, message), Mistake(source or file, line, where, message))
     return sorted(found.values(), key=lambda mistake: (mistake.line is None, mistake.line or 0))
 
 
@@ -85,16 +92,19 @@ def _message(detail: Mapping[str, Any], model: type[BaseModel], place: Place) ->
     kind = detail["type"]
     if kind == "extra_forbidden":
         known = _keys_beside(model, place)
-        close = difflib.get_close_matches(str(place[-1]), known, n=1)
-        if close:
-            return f"is not a setting; did you mean {close[0]}?"[:-1]
-        return f"is not a setting; here there are {', '.join(known)}"
+        return not_a_setting(str(place[-1]), known)
     if kind == "value_error":
         return str(detail["ctx"]["error"]).rstrip(".")
     if kind in _SAID:
         return _SAID[kind]
     said = str(detail["msg"]).replace("Input should", "must")
     return said[0].lower() + said[1:]
+
+
+def not_a_setting(name: str, known: Sequence[str]) -> str:
+    """What is said of a key that is none of those that are known."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return "is not a setting; " + (f"did you mean {close[0]}?" if close else f"here there are {', '.join(known)}")
 
 
 def _keys_beside(model: type[BaseModel], place: Place) -> Sequence[str]:

@@ -30,8 +30,9 @@ _SMALL = {
     "sidecar/launches.py": {"launch_of", "_token_in"},
     "sidecar/reporting.py": {"lacking", "_trace", "_serve"},
     "sidecar/serving.py": {"_state_of"},
+    "sidecar/workers/processes.py": {"__init__", "start", "_send"},
 }
-"""Where small files are read, and packages imported, before it serves anybody and when settings are read again."""
+"""Where small files are read, packages imported, and words passed to the guardian: at the start and at reloads."""
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def anyio_backend(transport: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def nothing_blocks() -> Iterator[BlockBuster]:
-    """Fails a test whose product code blocks the event loop, but for reading its settings."""
+    """Fails a test whose product code blocks the event loop, but for the little that is not worth a thread."""
     with blockbuster_ctx("sidecar") as blockbuster:
         for function in blockbuster.functions.values():
             for file, names in _SMALL.items():

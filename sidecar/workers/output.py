@@ -9,6 +9,7 @@ _log = logging.getLogger("pillion.worker")
 
 _LINE_BYTES = 8_192
 _READ_BYTES = 65_536
+_LAST_READS = 16
 
 
 class Output:
@@ -31,7 +32,13 @@ class Output:
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     def close(self) -> None:
-        """Ends the reading, if the worker has not."""
+        """Takes what was printed last, and ends the reading, if the worker has not."""
+        for _ in range(_LAST_READS):
+            if not self._read():
+                break
+        self._end()
+
+    def _end(self) -> None:
         if self._descriptor >= 0:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -39,21 +46,25 @@ class Output:
             if self._line:
                 self._emit()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Takes what is there; False if that was nothing."""
+        if self._descriptor < 0:
+            return False
         try:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
-            self.close()
-            return
+            self._end()
+            return False
         *whole, rest = data.split(b"\n")
         for part in whole:
             self._add(part)
             self._emit()
         self._add(rest)
+        return True
 
     def _add(self, part: bytes) -> None:
         room = _LINE_BYTES - len(self._line)

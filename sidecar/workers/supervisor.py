@@ -1,6 +1,7 @@
 """Keeps the worker processes of the configuration running."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ class Supervisor:
         self._guardian: Guardian | None = None
         self._slots: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._draining = asyncio.Event()
 
     def keep(self, launch: Launch) -> None:
         """Starts a launch's processes, and keeps as many of them."""
@@ -50,6 +52,10 @@ class Supervisor:
             slot.cancel()
             self._ending.add(slot)
             slot.add_done_callback(self._ending.discard)
+
+    def drain(self) -> None:
+        """Starts nothing again: what ends from now on is meant to."""
+        self._draining.set()
 
     async def stop(self) -> None:
         """Ends everything that was started, and the guardian with it."""
@@ -74,13 +80,17 @@ class Supervisor:
             except Exception:
                 _log.exception("keeping worker %s failed", launch.name)
                 why = "was lost sight of"
+            if self._draining.is_set():
+                return
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
             pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311
             self._counters.add("restarts")
             self._counters.add(f"restarts.{launch.name}")
             _log.warning("worker %s (%d): %s; next try in %.1f s", launch.name, number + 1, why, pause)
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), pause)
+                return
 
     async def _run_once(self, launch: Launch) -> str:
         """Runs one process to its end; answers how it ended."""
@@ -108,7 +118,7 @@ class Supervisor:
             launch.command.group,
         )
         process = await guardian.start(command, token)
-        budget = _Budget(self._limits.log_lines_per_second)
+        budget = _Budget(self._limits.log_lines_per_second, self._counters)
         facts = _Facts(workers, holder)
         outputs = (
             Output(process.stdout, logging.INFO, facts, budget.spend),
@@ -166,8 +176,9 @@ class Supervisor:
 class _Budget:
     """How many lines may be logged in this second."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, counters: Counters) -> None:
         self._most = most
+        self._counters = counters
         self._second = 0
         self._spent = 0
 
@@ -176,7 +187,10 @@ class _Budget:
         if second != self._second:
             self._second, self._spent = second, 0
         self._spent += 1
-        return self._spent <= self._most
+        if self._spent > self._most:
+            self._counters.add("dropped_log_lines")
+            return False
+        return True
 
 
 class _Facts:

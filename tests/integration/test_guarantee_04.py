@@ -61,7 +61,7 @@ async def escapees(tree: SidecarProcess) -> list[psutil.Process]:
     async with asyncio.timeout(PATIENCE):
         while True:
             guardian = guardian_of(tree)
-            own = [child for child in guardian.children() if child.environ().keys() == {MARK}]
+            own = [child for child in guardian.children() if "PILLION_WORKER_PROCESS" not in child.environ()]
             if own:
                 return own
             await asyncio.sleep(_POLL_SECONDS)

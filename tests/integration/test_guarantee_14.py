@@ -1,5 +1,6 @@
 """Guarantee 14: settings with which somebody could call who should not refuse to start, and say what would do."""
 
+import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
@@ -14,6 +15,7 @@ from sidecar.serving import serve
 from tests.support import on_unix
 from tests.support.documents import ROOT
 
+PATIENCE = 20.0
 TOO_LONG = "unix:/" + "x" * 108
 
 
@@ -62,7 +64,8 @@ async def test_guarantee_14_unsafe_listeners_are_refused_with_the_fix(tmp_path: 
     make, fix = UNSAFE[case]
     settings = make(tmp_path)
     with pytest.raises(BaseException) as refused:  # noqa: PT011  # looked at below, in whatever group it comes
-        await serve(lambda: settings)
+        async with asyncio.timeout(PATIENCE):
+            await serve(lambda: settings)
     error = refused.value
     while isinstance(error, BaseExceptionGroup):
         (error,) = error.exceptions
@@ -85,7 +88,13 @@ async def test_guarantee_14_the_program_ends_and_says_so(tmp_path: Path, command
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    said, told = await process.communicate()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            said, told = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     assert process.returncode == 2
     assert not said
     assert told.startswith(b"0.0.0.0:0 is not on loopback, where anyone could connect; use a unix socket.\n")

@@ -1,7 +1,7 @@
 """A worker that a sidecar starts, whose tools and bad habits its arguments name.
 
 Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
-the latter with the time, and `block` keeps a thread busy for as long.
+the latter with the time, `block` keeps a thread busy for as long, and `shout` prints a text.
 """
 
 import argparse
@@ -105,6 +105,10 @@ class Worker:
                 return self.label
             case "pid":
                 return os.getpid()
+            case "shout":
+                print(arguments.get("text", ""), flush=True)
+                await asyncio.sleep(0.3)
+                return None
             case "label":
                 return self.label
             case _:
@@ -122,7 +126,8 @@ class Worker:
     def _part(self) -> None:
         if self.leaving and not self.running:
             if self.left is not None:
-                self.left.write_text(str(time.monotonic()))
+                with self.left.open("a") as file:
+                    file.write(f"{time.monotonic()}\n")
             self.outbox.put_nowait(None)
 
 
