@@ -1,0 +1,54 @@
+"""`pillion tools`."""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+
+import pillion
+from pillion import errors
+from sidecar.cli.console import say, tell
+from sidecar.cli.main import USAGE
+from sidecar.cli.reach import Unreachable, address_of
+from sidecar.config import ConfigRefused
+
+_PATIENCE = 5.0
+_NAMES = 24
+
+
+def run(options: argparse.Namespace) -> int:
+    """Lists tools; answers the exit code: 1 where the named one is not there."""
+    try:
+        tools = asyncio.run(_tools(address_of(options)))
+    except (ConfigRefused, Unreachable) as error:
+        tell(str(error))
+        return USAGE
+    if options.tool is not None:
+        if options.tool not in tools:
+            tell(f"There is no tool {options.tool}; there are {', '.join(tools) or 'none'}.")
+            return 1
+        say(json.dumps(_facts(tools[options.tool]), indent=None if options.json else 2, ensure_ascii=False))
+        return 0
+    for tool in tools.values():
+        if options.json:
+            say(json.dumps(_facts(tool), ensure_ascii=False))
+        else:
+            summary = " ".join(tool.description.split())
+            say(f"{tool.name:<{_NAMES}} {tool.effects.name.lower():<10} {summary}")
+    if not tools:
+        tell("There are no tools; attach a worker, or name one in the settings.")
+    return 0
+
+
+async def _tools(target: str) -> dict[str, pillion.ToolInfo]:
+    try:
+        async with pillion.connect(target, patience=_PATIENCE) as host:
+            return dict((await host.tools()).by_name)
+    except (errors.ConnectionFailed, errors.Unreachable):
+        raise Unreachable(target) from None
+
+
+def _facts(tool: pillion.ToolInfo) -> dict[str, object]:
+    facts = dataclasses.asdict(tool)
+    facts["effects"] = tool.effects.name
+    return {name: value for name, value in facts.items() if value is not None}
