@@ -17,8 +17,11 @@ PYTHON := .venv/bin/python
 DEMO_VENV := $(if $(wildcard .venv/.stamp),.venv,.venv-demo)
 GENERATED := sidecar/_gen clients/python/pillion/_gen clients/go/pillionv1 clients/rust/src/gen clients/typescript/src/gen
 GO_PLUGINS_STAMP := .tools/go-plugins.stamp
-RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $() ,-,$(RUST_PLUGINS))).stamp
+empty :=
+space := $(empty) $(empty)
+RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $(space),-,$(RUST_PLUGINS))).stamp
 TS_MODULES_STAMP := clients/typescript/node_modules/.stamp
+TS_CALLER := clients/typescript/dist/examples/bare/caller.js
 
 export PYTHONPATH := $(CURDIR):$(CURDIR)/clients/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,27 +41,41 @@ endef
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(DEMO_VENV)/.stamp ## start a sidecar and a worker, profile a data set, print the result
 	@$(DEMO_VENV)/bin/python clients/python/examples/bare/run.py $(ARGS)
+
+.PHONY: demo-polyglot
+demo-polyglot: toolchains $(DEMO_VENV)/.stamp examples ## call a tool in Python and one in Go from Python, Go, Rust and TypeScript
+	@$(DEMO_VENV)/bin/python clients/python/examples/polyglot/run.py $(ARGS)
+
+.PHONY: examples
+examples: toolchains $(TS_CALLER) ## build the examples in Go, Rust and TypeScript
+	@echo "examples: Go"
+	@cd clients/go; go build -v -o $(CURDIR)/.tools/go/ ./examples/bare/... ./internal/idle 2>&1 | awk '{ print "  " $$0; fflush() }'
+	@echo "examples: Rust (one to two minutes the first time)"
+	@cd clients/rust; cargo build --example bare 2>&1 | awk '!/Updating|Locking|Downloaded|Adding/ { print "  " $$0; fflush() }'
+
+.PHONY: toolchains
+toolchains:
+	@$(call need,go,Go 1.26 or newer)
+	@$(call need,cargo,Rust 1.88 or newer)
+	@$(call need,node,Node.js 20.19 or newer)
+	@$(call need,npm,Node.js 20.19 or newer with npm)
 
 .PHONY: proto
 proto: .venv/.stamp $(GO_PLUGINS_STAMP) $(RUST_PLUGINS_STAMP) $(TS_MODULES_STAMP) ## generate the stubs of every language
 	@$(PYTHON) proto/tools/generate.py $(ARGS)
 
 .PHONY: check
-check: check-toolchains check-python check-proto check-go check-rust check-typescript ## lint, types, import rules, protos, stubs of every language
+check: check-toolchains check-python check-proto check-go check-rust check-typescript ## lint, types, import rules, protos, and the code of every language
 	@echo "check: all passed"
 
 .PHONY: check-toolchains
-check-toolchains:
+check-toolchains: toolchains
 	@$(call need,git,git)
-	@$(call need,go,Go 1.26 or newer)
-	@$(call need,cargo,Rust 1.88 or newer)
-	@$(call need,node,Node.js 20 or newer)
-	@$(call need,npm,Node.js 20 or newer with npm)
 
 .PHONY: check-python
 check-python: .venv/.stamp
@@ -89,20 +106,20 @@ check-proto: proto
 .PHONY: check-go
 check-go:
 	@$(call need,go,Go 1.26 or newer)
-	@echo "check: Go stubs"
+	@echo "check: Go"
 	@cd clients/go; go build ./...; go vet ./...; \
 	unformatted=$$(gofmt -l .); [[ -z $$unformatted ]] || { echo "gofmt would change $$unformatted" >&2; exit 1; }
 
 .PHONY: check-rust
 check-rust:
 	@$(call need,cargo,Rust 1.88 or newer)
-	@echo "check: Rust stubs"
+	@echo "check: Rust"
 	@cd clients/rust; cargo clippy --quiet --all-targets -- -D warnings; cargo fmt --check
 
 .PHONY: check-typescript
 check-typescript: $(TS_MODULES_STAMP)
-	@echo "check: TypeScript stubs"
-	@cd clients/typescript; node_modules/.bin/tsc --noEmit
+	@echo "check: TypeScript"
+	@cd clients/typescript; node_modules/.bin/tsc --noEmit; node_modules/.bin/eslint --max-warnings 0 .
 
 .PHONY: test
 test: .venv/.stamp ## run the tests; ARGS="-k guarantee_07" passes arguments on
@@ -132,7 +149,7 @@ lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--u
 
 .PHONY: clean
 clean: ## remove everything that make made and git does not hold
-	rm -rf .venv .venv-demo .tools clients/typescript/node_modules clients/rust/target clients/rust/Cargo.lock bench/out.json
+	rm -rf .venv .venv-demo .tools clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find sidecar clients tests bench proto -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -167,7 +184,12 @@ $(RUST_PLUGINS_STAMP):
 	@touch $@
 
 $(TS_MODULES_STAMP): clients/typescript/package.json clients/typescript/package-lock.json
-	@$(call need,npm,Node.js 20 or newer with npm)
+	@$(call need,npm,Node.js 20.19 or newer with npm)
 	@echo "setup: the packages for TypeScript"
 	@cd clients/typescript; npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+$(TS_CALLER): $(TS_MODULES_STAMP) clients/typescript/tsconfig.json $(wildcard clients/typescript/src/gen/*/*/*.ts clients/typescript/examples/*/*.ts)
+	@echo "examples: TypeScript (a quarter of a minute)"
+	@cd clients/typescript; node_modules/.bin/tsc
 	@touch $@

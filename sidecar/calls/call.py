@@ -189,12 +189,10 @@ class Call:
         self._set_due(now)
         if not assignment.send(invocation):
             self._assignment = None
+            self._attempt -= 1
             assignment.release()
-            self.fail(
-                FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
-                f"The arguments are over the {self._pipeline.max_frame_bytes:,} bytes that a call carries.",
-                NONE,
-            )
+            message = f"The arguments are over the {self._pipeline.max_frame_bytes:,} bytes that a call carries."
+            self.refused(failure(FailureKind.FAILURE_KIND_INVALID_ARGUMENTS, message, NONE))
 
     # --- from the instance
 

@@ -23,7 +23,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same TCP port must fail to start rather than share it.
     ("grpc.so_reuseport", 0),
     # Clients that ping every 10 s, also without calls, are welcome.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),

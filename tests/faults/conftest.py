@@ -93,6 +93,12 @@ class Inside:
         assert counts.get("calls", 0) == ended
 
 
+@pytest.fixture
+async def without_debug() -> None:
+    """For a test with so many callbacks that it would take long to note where each comes from, as `-X dev` does."""
+    asyncio.get_running_loop().set_debug(False)
+
+
 @pytest.fixture(autouse=True)
 def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """The parts of the sidecar, which is started behind this; at the end nothing may be left of any call."""

@@ -130,7 +130,7 @@ async def test_an_answer_for_anothers_call_goes_nowhere(
 
 @on_sockets
 async def test_a_flood_of_progress_keeps_nobody_else_waiting(
-    host: Host, worker: WorkerPeer, caller: CallerPeer, bystander: Running, inside: Inside
+    without_debug: None, host: Host, worker: WorkerPeer, caller: CallerPeer, bystander: Running
 ) -> None:
     loud, other = await running(caller, worker), await host.caller()
     reports = [progress(loud.run, {"message": "x"})] * A_MESSAGE

@@ -62,7 +62,7 @@ async def test_a_caller_that_reads_late_gets_the_newest_and_the_outcome(host: Ho
 
 @on_sockets
 async def test_a_caller_that_stops_reading_is_given_up(start_host: StartHost, inside: Inside) -> None:
-    host = await start_host(wire=WireLimits(stall_after=0.3))
+    host = await start_host(wire=WireLimits(stall_after=1.0))
     worker, caller, other = await attach(host), await host.caller(), await host.caller()
     calls = [await caller.start() for _ in range(3)]
     runs = [(await worker.next_invoke()).call for _ in calls]
@@ -88,7 +88,7 @@ async def test_a_caller_that_stops_reading_is_given_up(start_host: StartHost, in
 
 @on_sockets
 async def test_a_caller_that_stops_reading_and_leaves_is_forgotten(start_host: StartHost, inside: Inside) -> None:
-    host = await start_host(wire=WireLimits(stall_after=0.3))
+    host = await start_host(wire=WireLimits(stall_after=1.0))
     worker, caller = await attach(host), await host.caller()
     await caller.start()
     run = (await worker.next_invoke()).call
@@ -104,7 +104,7 @@ async def test_a_caller_that_stops_reading_and_leaves_is_forgotten(start_host: S
 @on_unix
 @pytest.mark.parametrize("tool", ["nobody", "echo"], ids=["refused", "run"])
 async def test_a_caller_that_starts_without_reading_is_held_back(
-    start_host: StartHost, inside: Inside, tool: str
+    without_debug: None, start_host: StartHost, inside: Inside, tool: str
 ) -> None:
     limits = WireLimits(undelivered_soft=8 * KIB, undelivered_hard=32 * KIB)
     host = await start_host(wire=limits)

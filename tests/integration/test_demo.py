@@ -32,7 +32,9 @@ class Demo:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {MARK: self.mark, "TMPDIR": str(place), "PYTHONDEVMODE": "1"},
+            # Without what make exports for this repository: the program finds its own.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            | {MARK: self.mark, "TMPDIR": str(place), "PYTHONDEVMODE": "1"},
         )
 
     def finish(self) -> tuple[list[str], str]:

@@ -420,6 +420,19 @@ async def test_guarantee_09_a_safe_tool_that_is_lost_twice_is_not_run_a_third_ti
     assert third.invoked == []
 
 
+async def test_guarantee_09_a_retry_that_the_other_instance_cannot_take_does_not_hide_the_first_run(
+    host: Host,
+) -> None:
+    worker, caller = await attach(host, named(IDEMPOTENT)), await host.caller()
+    call = await caller.start("put", {"text": "x" * 6_000})
+    await worker.next_invoke()
+    other = await attach(host, named(IDEMPOTENT), max_frame_bytes=4_096)
+    worker.cut()
+    lost = (await caller.outcome(call)).failure
+    assert (lost.kind, lost.side_effects) == (WORKER_LOST, POSSIBLE)
+    assert other.invoked == []
+
+
 async def test_guarantee_09_a_safe_tool_without_another_instance_is_lost_after_worker_wait(host: Host) -> None:
     worker, caller = await attach(host, named(READ)), await host.caller()
     call = await caller.start("read")

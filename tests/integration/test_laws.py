@@ -178,6 +178,9 @@ async def test_law_1_later_causes_are_counted(memory_host: MemoryHost) -> None:
     call = await caller.start()
     run = (await worker.next_invoke()).call
     await caller.cancel(call)
+    await caller.cancel(call)
+    await caller.flush()
+    assert memory_host.counts["late_causes"] == 1
     await worker.result(run, b"1")
     assert (await caller.outcome(call)).failure.kind == CANCELLED
     await worker.result(run, b"2")

@@ -30,9 +30,14 @@ All peers and hosts are closed by the fixtures.
 """
 
 import asyncio
+import os
 from typing import Protocol
 
 import pytest
+
+# As the program does: gRPC looks for forks unless it is told before it loads that there are none without exec, and its
+# own handlers may crash the process that a test starts.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from sidecar.calls.limits import CallLimits
 from sidecar.wire.limits import WireLimits

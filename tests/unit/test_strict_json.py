@@ -210,7 +210,7 @@ def test_a_mebibyte_costs_in_proportion(text: bytes) -> None:
     with contextlib.suppress(JsonRefused):
         parse(text)
 
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 15
 
 
 def test_the_limit_of_digits_does_not_depend_on_how_python_was_started() -> None:

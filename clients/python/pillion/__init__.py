@@ -1,1 +1,95 @@
-"""Pillion for Python: callers and workers speak to the sidecar through the generated stubs in ``pillion._gen``."""
+"""Pillion for Python: call tools through a sidecar, and write tools that a sidecar calls.
+
+A caller::
+
+    async with pillion.connect("unix:/run/pillion/callers.sock") as host:
+        answer = await host.call("count_lines", {"path": "notes.txt"}, timeout=10)
+
+A worker::
+
+    @pillion.tool(effects=pillion.READ)
+    async def count_lines(path: str, ctx: pillion.ToolContext) -> int:
+        \"\"\"Counts the lines of a file.\"\"\"
+        ...
+
+    pillion.run_worker([count_lines], target="unix:/run/pillion/workers.sock", worker="files", token_file="token")
+
+What can go wrong is in `pillion.errors`; `pillion.sync` is the caller without asyncio; `pillion.testing` calls a tool
+without a sidecar; `pillion.bus` and `pillion.content` have the words of the bus and of what tools return.
+"""
+
+from pillion import bus, content, errors
+from pillion._artifacts import ArtifactMeta, ArtifactShape
+from pillion._caller.call import Call
+from pillion._caller.host import CallOptions, EndedScope, Host, connect
+from pillion._caller.listing import HostInfo, ToolAnnotations, ToolInfo, Tools
+from pillion._caller.outcome import Paused, Progress, Result
+from pillion._caller.questions import PeerError, Question
+from pillion._facts import (
+    CallerPrincipal,
+    CancelReason,
+    Effects,
+    Identity,
+    ParentAnchor,
+    Secret,
+    SideEffects,
+    TeardownReason,
+    TeardownScope,
+    Trace,
+)
+from pillion._worker.context import ToolContext
+from pillion._worker.credentials import AuthorizationRequired, Credential, CredentialMode
+from pillion._worker.run import run_worker
+from pillion._worker.signals import Cancelled, ToolError, ToolResult
+from pillion._worker.tool import Need, Placement, Tool, tool
+from pillion._worker.worker import Worker
+
+READ, IDEMPOTENT, UNSAFE = Effects.READ, Effects.IDEMPOTENT, Effects.UNSAFE
+
+__all__ = (
+    "IDEMPOTENT",
+    "READ",
+    "UNSAFE",
+    "ArtifactMeta",
+    "ArtifactShape",
+    "AuthorizationRequired",
+    "Call",
+    "CallOptions",
+    "CallerPrincipal",
+    "CancelReason",
+    "Cancelled",
+    "Credential",
+    "CredentialMode",
+    "Effects",
+    "EndedScope",
+    "Host",
+    "HostInfo",
+    "Identity",
+    "Need",
+    "ParentAnchor",
+    "Paused",
+    "PeerError",
+    "Placement",
+    "Progress",
+    "Question",
+    "Result",
+    "Secret",
+    "SideEffects",
+    "TeardownReason",
+    "TeardownScope",
+    "Tool",
+    "ToolAnnotations",
+    "ToolContext",
+    "ToolError",
+    "ToolInfo",
+    "ToolResult",
+    "Tools",
+    "Trace",
+    "Worker",
+    "bus",
+    "connect",
+    "content",
+    "errors",
+    "run_worker",
+    "tool",
+)

@@ -1,0 +1,1 @@
+"""The caller: asks a sidecar to run tools."""

@@ -1,0 +1,292 @@
+"""A sidecar, as its caller has it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
+
+from google.protobuf.message import DecodeError
+
+from pillion import _failures
+from pillion._caller.call import Call, start_of
+from pillion._caller.link import Link
+from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
+from pillion._caller.outcome import value_of
+from pillion._caller.questions import Handler, Questions
+from pillion._facts import Identity, Trace
+from pillion._gen.pillion.v1.execute_pb2 import (
+    EndScopeRequest,
+    EndScopeResponse,
+    GetInfoResponse,
+    ListToolsRequest,
+    ListToolsResponse,
+    WatchToolsResponse,
+)
+from pillion._wire.channel import Connection, GrpcConnection, StreamEnded, unanswered
+
+_SERVICE = "/pillion.v1.ToolHostService/"
+_REQUEST_SECONDS = 30.0
+
+
+class CallOptions(TypedDict, total=False):
+    """What may be said of a call beside its tool and arguments."""
+
+    timeout: float | None
+    """Seconds that the call may take in all; by default what the tool or the sidecar says."""
+    idle_timeout: float | None
+    """Seconds that may pass without progress; by default any number."""
+    human_timeout: float | None
+    """Seconds that people may take to answer, in all."""
+    identity: Identity | None
+    """Whom the call is for."""
+    run_id: str | None
+    """The run it belongs to."""
+    session_id: str | None
+    """The session it belongs to."""
+    tool_call_id: str | None
+    """This side's id for it, such as a model's."""
+    idempotency_key: str | None
+    """The same key, tool and subject is the same request."""
+    iteration: int
+    """Which turn of this side's loop it is; 0 for none."""
+    parent_anchor: str | None
+    """A provenance anchor."""
+    trace: Trace | None
+    """The trace it belongs to."""
+    resend: bool
+    """Whether to send it again when the stream is lost. Needs an `idempotency_key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedScope:
+    """What the end of a run or a session did."""
+
+    fired: int
+    """Cleanups that ran."""
+    failed: int
+    """Those of them that failed or took too long."""
+    cancelled: int
+    """Running calls that were cancelled."""
+
+
+class Host:
+    """A connection to a sidecar. Thousands of calls share one stream, which comes back by itself when it is lost.
+
+    Made by `connect`. For use by tasks of one event loop.
+    """
+
+    def __init__(self, connection: Connection, link: Link, *, outcome_grace: float) -> None:
+        self._connection = connection
+        self._link = link
+        self._outcome_grace = outcome_grace
+
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | bytes | None = None,
+        /,
+        **options: Unpack[CallOptions],
+    ) -> Any:
+        """Runs a tool and answers the value it returned, or the `ArtifactMeta` of where a large one was placed.
+
+        `arguments` is a mapping, or the bytes of a JSON object, which are passed on as they are. Cancelling the task
+        cancels the call. While the stream is away the call waits, up to its timeout, else up to the patience of the
+        connection. A call that was sent is never sent again, unless `resend` and an idempotency key say so.
+
+        Numbers in the value are ints of any size, and floats where a float has exactly that number as its shortest
+        text; all others are `decimal.Decimal`.
+
+        :raises CallFailed: if the call did not return; each kind has its class.
+        :raises ErrorResult: if the tool says that its result is an error.
+        :raises CallPaused: if the tool waits for an answer from outside.
+        :raises JsonRefused: if the arguments have no JSON text of the same meaning, or what came is not JSON.
+        :raises Closed: if the connection was closed.
+        """
+        return value_of(await self._made(tool, arguments, options, iterated=False).run())
+
+    def start(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | bytes | None = None,
+        /,
+        **options: Unpack[CallOptions],
+    ) -> Call:
+        """A call to be begun by `async with`, for its progress, its raw result, or to cancel it. Options as of `call`.
+
+        :raises JsonRefused: if the arguments have no JSON text of the same meaning.
+        """
+        return self._made(tool, arguments, options, iterated=True)
+
+    def _made(self, tool: str, arguments: Any, options: CallOptions, *, iterated: bool) -> Call:
+        given: dict[str, Any] = {**options}
+        resend = given.pop("resend", False) if given else False
+        if resend and not given.get("idempotency_key"):
+            raise ValueError("Only a call with an idempotency key may be sent again.")
+        first = start_of(tool, arguments, **given)
+        return Call(
+            self._link, first, given.get("timeout"), grace=self._outcome_grace, resend=resend, iterated=iterated
+        )
+
+    async def tools(self, identity: Identity | None = None) -> Tools:
+        """The tools that this caller may call for this subject.
+
+        :raises ConnectionFailed: if the sidecar does not answer.
+        """
+        answer = await self._ask("ListTools", _listing(identity), ListToolsResponse)
+        return self._read(answer)
+
+    async def watch_tools(self, identity: Identity | None = None) -> AsyncGenerator[Tools, None]:
+        """The tools, whole, now and whenever they change. To be closed by who iterates (`contextlib.aclosing`).
+
+        :raises ConnectionFailed: if the sidecar is lost.
+        """
+        stream = self._connection.subscribe(_SERVICE + "WatchTools", _listing(identity).SerializeToString())
+        messages: asyncio.Queue[bytes | StreamEnded] = asyncio.Queue(1)
+
+        async def pump() -> None:
+            try:
+                while True:
+                    await messages.put(await stream.read())
+            except StreamEnded as ended:
+                await messages.put(ended)
+
+        # The stream is read by a task of its own: scopes of anyio leak out of gRPC's awaits.
+        task = asyncio.get_running_loop().create_task(pump())
+        try:
+            while not isinstance(message := await messages.get(), StreamEnded):
+                yield self._read(WatchToolsResponse.FromString(message))
+            if message.code is not None:
+                raise unanswered(message.code, message.details)
+            raise _failures.ConnectionFailed("The sidecar tells no more: it stops.")
+        finally:
+            stream.cancel()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def info(self) -> HostInfo:
+        """What the sidecar is and can do.
+
+        :raises ConnectionFailed: if it does not answer.
+        """
+        return read_info(await self._ask("GetInfo", None, GetInfoResponse))
+
+    async def end_run(self, run_id: str, identity: Identity | None = None) -> EndedScope:
+        """Ends a run: refuses new calls of it, cancels running ones, runs its cleanups.
+
+        :raises ConnectionFailed: if the sidecar does not answer.
+        """
+        request = EndScopeRequest(run_id=run_id)
+        return await self._end_scope(request, identity)
+
+    async def end_session(self, session_id: str, identity: Identity | None = None) -> EndedScope:
+        """Ends a session, likewise.
+
+        :raises ConnectionFailed: if the sidecar does not answer.
+        """
+        request = EndScopeRequest(session_id=session_id)
+        return await self._end_scope(request, identity)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the stream is there now."""
+        return self._link.instance_id is not None
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls were sent and have not ended."""
+        return len(self._link.calls)
+
+    @property
+    def reconnects(self) -> int:
+        """How often the stream was lost."""
+        return self._link.reconnects
+
+    async def _end_scope(self, request: EndScopeRequest, identity: Identity | None) -> EndedScope:
+        if identity is not None:
+            request.identity.CopyFrom(_listing(identity).identity)
+        answer = await self._ask("EndScope", request, EndScopeResponse)
+        return EndedScope(answer.fired, answer.failed, answer.cancelled)
+
+    async def _ask(self, method: str, request: Any, answer: type[Any]) -> Any:
+        message = b"" if request is None else request.SerializeToString()
+        try:
+            return answer.FromString(await self._connection.request(_SERVICE + method, message, _REQUEST_SECONDS))
+        except DecodeError:
+            raise _failures.ConnectionFailed("The sidecar's answer cannot be read.") from None
+
+    def _read(self, answer: ListToolsResponse | WatchToolsResponse) -> Tools:
+        tools: dict[str, ToolInfo] = {tool.name: read_tool(tool) for tool in answer.tools}
+        self._link.effects = {name: tool.effects for name, tool in tools.items()}
+        return Tools(answer.generation, tools)
+
+
+def _listing(identity: Identity | None) -> ListToolsRequest:
+    request = ListToolsRequest()
+    if identity is not None:
+        request.identity.SetInParent()
+        for name in ("tenant", "principal", "conversation_id"):
+            value = getattr(identity, name)
+            if value is not None:
+                setattr(request.identity, name, value)
+    return request
+
+
+class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.connect(...) as host`
+    """Connects to a sidecar, and is closed with its `async with` block: what still runs then is cancelled.
+
+    `target` is `unix:/path` or `host:port` of the callers' listener, `token` what the listener asks for. Entering waits
+    until the sidecar answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each
+    JSON-RPC method that tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if
+    its outcome did not come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up
+    to `patience` seconds.
+
+    Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        can_answer: Mapping[str, Handler] | None = None,
+        connect_timeout: float | None = 30.0,
+        outcome_grace: float = 10.0,
+        patience: float = 30.0,
+    ) -> None:
+        self._target = target
+        self._token = token
+        self._can_answer = can_answer or {}
+        self._connect_timeout = connect_timeout
+        self._outcome_grace = outcome_grace
+        self._patience = patience
+        self._link: Link | None = None
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Host:
+        if self._link is not None:
+            raise _failures.Closed("A connection is entered once.")
+        connection = self._connection = self._connected()
+        link = self._link = Link(connection, Questions(self._can_answer), patience=self._patience)
+        try:
+            await link.open(self._connect_timeout)
+        except BaseException:
+            await self._close()
+            raise
+        return Host(connection, link, outcome_grace=self._outcome_grace)
+
+    def _connected(self) -> Connection:
+        return GrpcConnection(self._target, self._token)
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        link, connection = self._link, self._connection
+        if link is not None and connection is not None:
+            await link.close()
+            await connection.close()

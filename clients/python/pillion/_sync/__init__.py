@@ -1,0 +1,1 @@
+"""The synchronous face of the caller."""

@@ -1,0 +1,140 @@
+"""Streams over gRPC's synchronous API, for an event loop in a thread of its own.
+
+A second event loop in a process that runs grpc.aio elsewhere is what this avoids; and a channel may be brought along.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import grpc
+
+from pillion._wire.channel import OPTIONS, StreamEnded, metadata, unanswered
+
+_READ_AHEAD = 4
+
+
+class BlockingTransport:
+    """One stream. A thread reads it, and gRPC's own takes what is written."""
+
+    def __init__(self, begin: Callable[[Iterator[bytes]], Any]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._written: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._read: asyncio.Queue[bytes | StreamEnded] = asyncio.Queue()
+        self._credit = threading.Semaphore(_READ_AHEAD)
+        self._ended: StreamEnded | None = None
+        self._call = begin(self._requests())
+        threading.Thread(target=self._pump, name="pillion-sync-reader", daemon=True).start()
+
+    async def read(self) -> bytes:
+        """The next message.
+
+        :raises StreamEnded: if there is none.
+        """
+        if self._ended is not None:
+            raise self._ended
+        message = await self._read.get()
+        if isinstance(message, StreamEnded):
+            self._ended = message
+            raise message
+        self._credit.release()
+        return message
+
+    async def write(self, message: bytes) -> None:
+        """Hands over a message; waits until gRPC has taken it.
+
+        :raises StreamEnded: if the stream is over.
+        """
+        if self._ended is not None:
+            raise self._ended
+        taken: asyncio.Future[None] = self._loop.create_future()
+        self._written.put((message, taken))
+        await taken
+
+    async def finish(self) -> None:
+        """Half-closes."""
+        self._written.put(None)
+
+    def cancel(self) -> None:
+        """Drops the stream."""
+        self._call.cancel()
+        self._written.put(None)
+        self._credit.release()
+
+    def _requests(self) -> Iterator[bytes]:
+        while (entry := self._written.get()) is not None:
+            message, taken = entry
+            self._soon(_settle, taken)
+            yield message
+
+    def _pump(self) -> None:
+        try:
+            for message in self._call:
+                self._soon(self._read.put_nowait, message)
+                self._credit.acquire()
+            ended = StreamEnded(None, "")
+        except grpc.RpcError as error:
+            ended = StreamEnded(*_status(error))
+        self._soon(self._read.put_nowait, ended)
+
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # The loop is closed: nobody waits any more.
+            return
+
+
+class BlockingConnection:
+    """A synchronous channel: one of its own to a target, or one that was brought along, which stays open."""
+
+    def __init__(self, target: str | grpc.Channel, token: str | None) -> None:
+        self._owned = isinstance(target, str)
+        self._channel: Any = grpc.insecure_channel(target, options=OPTIONS) if isinstance(target, str) else target
+        self._metadata = metadata(token)
+
+    def open(self, method: str, *, wait_for_ready: bool) -> BlockingTransport:
+        """Opens a stream."""
+        multi = self._channel.stream_stream(method)
+        return BlockingTransport(partial(multi, metadata=self._metadata, **self._waiting(wait=wait_for_ready)))
+
+    async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
+        """The answer to a request.
+
+        :raises ConnectionFailed: if it is not answered.
+        """
+        multi = self._channel.unary_unary(method)
+        wait = self._waiting(wait=timeout is not None)
+        work = partial(multi, message, metadata=self._metadata, timeout=timeout, **wait)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+        except grpc.RpcError as error:
+            raise unanswered(*_status(error)) from None
+
+    def _waiting(self, *, wait: bool) -> dict[str, bool]:
+        """Whether to wait for the connection, on a channel of its own. One that was brought along has its own ways."""
+        return {"wait_for_ready": wait} if self._owned else {}
+
+    def subscribe(self, method: str, message: bytes) -> BlockingTransport:
+        """Opens a stream that answers one request."""
+        multi = self._channel.unary_stream(method)
+        return BlockingTransport(lambda _: multi(message, metadata=self._metadata))
+
+    async def close(self) -> None:
+        """Ends it, with all its streams, if it is its own."""
+        if self._owned:
+            await asyncio.get_running_loop().run_in_executor(None, self._channel.close)
+
+
+def _status(error: Any) -> tuple[grpc.StatusCode, str]:
+    """What an error of gRPC says. Those of calls are calls too, which its types do not say."""
+    if hasattr(error, "code"):
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.UNKNOWN, ""
+
+
+def _settle(taken: asyncio.Future[None]) -> None:
+    if not taken.done():
+        taken.set_result(None)

@@ -1,0 +1,1 @@
+"""Frames over gRPC streams: batches, lanes, back-off. Knows neither callers nor workers."""

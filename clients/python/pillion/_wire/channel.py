@@ -1,0 +1,202 @@
+"""How a stream or a request reaches the sidecar."""
+
+import asyncio
+from typing import Any, Protocol
+
+import anyio.lowlevel
+import grpc
+import grpc.aio
+
+from pillion._failures import ConnectionFailed, NotAuthenticated
+
+_MIB = 1024 * 1024
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # The protocol has its own limits, which are refused by name; beyond these a stream is lost for no known cause.
+    ("grpc.max_receive_message_length", 64 * _MIB),
+    ("grpc.max_send_message_length", 64 * _MIB),
+    # With bandwidth probing on, a stalled reader makes gRPC buffer up to 20 MiB a stream.
+    ("grpc.http2.bdp_probe", 0),
+    # The back-off of this package is the one that counts.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A peer whose machine is gone is noticed, also where nothing is asked of it.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # A proxy of the environment is not for a sidecar.
+    ("grpc.enable_http_proxy", 0),
+    # A channel of its own for each connection: a closed one says nothing about another.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+EXECUTE = "/pillion.v1.ToolHostService/Execute"
+ATTACH = "/pillion.v1.WorkerHostService/Attach"
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+class StreamEnded(Exception):
+    """The stream is over: `code` is `None` where the peer ended it in order."""
+
+    def __init__(self, code: grpc.StatusCode | None, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+class Transport(Protocol):
+    """One stream of messages. One reader and one writer at a time."""
+
+    async def read(self) -> bytes:
+        """The next message.
+
+        :raises StreamEnded: if there is none.
+        """
+        ...
+
+    async def write(self, message: bytes) -> None:
+        """Hands over a message; waits for a slow reader.
+
+        :raises StreamEnded: if the stream is over.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Half-closes: says that nothing more will be written."""
+        ...
+
+    def cancel(self) -> None:
+        """Drops the stream."""
+        ...
+
+
+class Connection(Protocol):
+    """A way to a sidecar: opens streams and sends requests."""
+
+    def open(self, method: str, *, wait_for_ready: bool) -> Transport:
+        """Opens a stream."""
+        ...
+
+    async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
+        """The answer to a request.
+
+        :raises ConnectionFailed: if it is not answered.
+        """
+        ...
+
+    def subscribe(self, method: str, message: bytes) -> Transport:
+        """Opens a stream that answers one request."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it, with all its streams."""
+        ...
+
+
+class GrpcTransport:
+    """A stream of grpc.aio. Its awaits are for tasks of this package alone: anyio's scopes leak out of them."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._dropped = False
+
+    async def read(self) -> bytes:
+        """The next message.
+
+        :raises StreamEnded: if there is none.
+        """
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise StreamEnded(error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            self._raise_if_dropped()
+            raise
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise StreamEnded(grpc.StatusCode.UNKNOWN, type(error).__name__) from None
+        if message is grpc.aio.EOF:
+            code = await self._call.code()
+            raise StreamEnded(None if code is grpc.StatusCode.OK else code, await self._call.details() or "")
+        return message  # type: ignore[no-any-return]
+
+    async def write(self, message: bytes) -> None:
+        """Hands over a message; waits for a slow reader.
+
+        :raises StreamEnded: if the stream is over.
+        """
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise StreamEnded(error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            self._raise_if_dropped()
+            raise
+        except (grpc.aio.BaseError, asyncio.InvalidStateError, RuntimeError, ValueError) as error:
+            raise StreamEnded(grpc.StatusCode.UNAVAILABLE, type(error).__name__) from None
+
+    async def finish(self) -> None:
+        """Half-closes."""
+        try:
+            await self._call.done_writing()
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, RuntimeError, ValueError):
+            return
+
+    def cancel(self) -> None:
+        """Drops the stream."""
+        self._dropped = True
+        self._call.cancel()
+
+    def _raise_if_dropped(self) -> None:
+        """A stream that was dropped here reads as a cancellation, which is not one of the task that reads."""
+        task = asyncio.current_task()
+        if self._dropped and (task is None or not task.cancelling()):
+            raise StreamEnded(grpc.StatusCode.CANCELLED, "dropped on this side")
+
+
+class GrpcConnection:
+    """A channel of grpc.aio."""
+
+    def __init__(self, target: str, token: str | None) -> None:
+        # Any: without serialisers, messages are bytes, which the stubs of grpc do not say.
+        self._channel: Any = grpc.aio.insecure_channel(target, options=OPTIONS)
+        self._metadata = metadata(token)
+
+    def open(self, method: str, *, wait_for_ready: bool) -> GrpcTransport:
+        """Opens a stream."""
+        return GrpcTransport(
+            self._channel.stream_stream(method)(metadata=self._metadata, wait_for_ready=wait_for_ready)
+        )
+
+    async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
+        """The answer to a request.
+
+        :raises ConnectionFailed: if it is not answered.
+        """
+        try:
+            answer: bytes = await self._channel.unary_unary(method)(
+                message, metadata=self._metadata, timeout=timeout, wait_for_ready=timeout is not None
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unanswered(error.code(), error.details() or "") from None
+        except asyncio.CancelledError:
+            # grpc.aio hands on a cancellation without saying whose: a scope of anyio would not know its own.
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            raise
+        return answer
+
+    def subscribe(self, method: str, message: bytes) -> GrpcTransport:
+        """Opens a stream that answers one request."""
+        return GrpcTransport(self._channel.unary_stream(method)(message, metadata=self._metadata))
+
+    async def close(self) -> None:
+        """Ends it, with all its streams."""
+        await self._channel.close()
+
+
+def metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """What says who asks."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def unanswered(code: grpc.StatusCode, details: str) -> ConnectionFailed:
+    """The exception of a request with this status."""
+    cls = NotAuthenticated if code in _REFUSED else ConnectionFailed
+    return cls(f"The sidecar did not answer: {code.name}: {details}")

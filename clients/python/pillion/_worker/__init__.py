@@ -1,0 +1,1 @@
+"""The worker: hosts tools and runs them."""

@@ -1,0 +1,176 @@
+"""A tool's call without a sidecar, for the tests of who writes tools."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from pillion import _failures, _json, _refusals
+from pillion._facts import CancelReason, Identity, TeardownReason, TeardownScope, Trace, set_seconds
+from pillion._gen.pillion.v1 import context_pb2
+from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
+from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from pillion._worker.context import ToolContext
+from pillion._worker.port import Cleanup
+from pillion._worker.requests import Deliveries
+from pillion._worker.signals import ToolResult
+from pillion._worker.tool import made_tool
+
+Answers = Callable[[OutboundRequest], Reply]
+"""Answers what a tool asks; raises a `RequestRefused` to refuse."""
+
+
+class Rehearsal:
+    """What a tool did in a rehearsed call, and the way to disturb it. One for each call."""
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        self.progress: list[Any] = []
+        """The payloads that it reported."""
+        self.logs: list[tuple[int, str, Mapping[str, str]]] = []
+        """Its lines of log: level, message, fields."""
+        self.requests: list[OutboundRequest] = []
+        """What it asked of the sidecar."""
+        self.cleanups: list[tuple[TeardownScope, Cleanup]] = []
+        """What it registered for the end of a scope. A rehearsed call runs none of them: see `tear_down`."""
+        self.context: ToolContext | None = None
+        """Its context, once it runs."""
+        self._answers = answers
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def cancel(self, reason: CancelReason = CancelReason.CALLER) -> None:
+        """Asks the running tool to stop, as a sidecar would. On the event loop's thread."""
+        if self.context is not None and self.context.signal.set(reason) and self._task is not None:
+            self._task.cancel()
+
+    async def tear_down(self, scope: TeardownScope, reason: TeardownReason = TeardownReason.SHUTDOWN) -> None:
+        """Runs what was registered for a scope, newest first."""
+        due = [cleanup for registered, cleanup in self.cleanups if registered is scope]
+        self.cleanups = [entry for entry in self.cleanups if entry[0] is not scope]
+        for cleanup in reversed(due):
+            work = cleanup(reason)
+            if work is not None:
+                await work
+
+    # --- the port of the context
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the call runs on."""
+        assert self._loop is not None, "a rehearsal has a loop while it runs"  # noqa: S101  # set before the context is
+        return self._loop
+
+    def report(self, payload: bytes) -> bool:
+        """Keeps a report."""
+        self.progress.append(_json.decode(payload))
+        return True
+
+    def log(self, level: int, message: str, fields: Mapping[str, str]) -> None:
+        """Keeps a line."""
+        self.logs.append((level, message, fields))
+
+    async def ask(self, request: OutboundRequest, timeout: float | None = None) -> Reply:
+        """Answers as the test says; by default as a sidecar that does nothing of the kind."""
+        del timeout
+        self.requests.append(request)
+        if self._answers is None:
+            asked = request.WhichOneof("request") or "this"
+            raise _refusals.RequestUnsupported(
+                _refusals.ReplyCode.UNSUPPORTED, f"Nothing answers {asked} in this test: pass answers=."
+            )
+        reply = self._answers(request)
+        if reply.HasField("error"):
+            raise _refusals.refused(reply.error)
+        return reply
+
+    async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
+        """Keeps a cleanup."""
+        self.cleanups.append((TeardownScope(registration.scope), cleanup))
+        return TeardownAccepted(registration_id=str(len(self.cleanups)), count=1)
+
+    def deliveries(self, subscription: str) -> Deliveries:
+        """Nothing comes."""
+        del subscription
+        nothing = Deliveries()
+        nothing.end()
+        return nothing
+
+    def forget(self, subscription: str) -> None:
+        """A subscription is over."""
+
+    async def run(self, function: Callable[..., Any], arguments: Any, message: context_pb2.ToolContext) -> Any:
+        """The value that the tool returns, as its caller would get it. For `call`."""
+        tool = made_tool(function)
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self.context = ToolContext(tool.name, message, self)
+        try:
+            given = tool.arguments.read(_json.encode_arguments(arguments if arguments is not None else {}))
+        except ValidationError as error:
+            issues = [
+                _failures.ArgumentIssue("".join(f"/{part}" for part in mistake["loc"]), mistake["type"], mistake["msg"])
+                for mistake in error.errors(include_url=False, include_input=False, include_context=False)
+            ]
+            raise _failures.InvalidArguments("The arguments do not fit.", issues=issues) from None
+        if tool.arguments.context_parameter is not None:
+            given[tool.arguments.context_parameter] = self.context
+        value = await tool.function(**given) if tool.is_async else await asyncio.to_thread(tool.function, **given)
+        if isinstance(value, ToolResult):
+            return value
+        text = tool.returned.write(value)
+        return None if text is None else _json.decode(text)
+
+
+async def call(  # noqa: PLR0913  # the facts of a call are many, and each has its name
+    tool: Callable[..., Any],
+    arguments: Mapping[str, Any] | bytes | None = None,
+    *,
+    rehearsal: Rehearsal | None = None,
+    answers: Answers | None = None,
+    timeout: float = 60.0,
+    identity: Identity | None = None,
+    run_id: str | None = None,
+    session_id: str | None = None,
+    tool_call_id: str = "test-call",
+    iteration: int = 0,
+    caller_principal: str | None = None,
+    parent_anchor: str | None = None,
+    trace: Trace | None = None,
+    context: context_pb2.ToolContext | None = None,
+) -> Any:
+    """Calls a tool without a sidecar, and answers the value that its caller would get.
+
+    Arguments and result go through JSON and the tool's annotations as they do in a worker, so what would be refused is
+    refused here. What the tool raises comes out as it is. `rehearsal` records what it did; `answers` says what the
+    sidecar answers, without which everything is refused as unsupported. `context` has further fields of the message.
+    A `ToolResult` is answered as it is.
+
+    :raises InvalidArguments: if the arguments do not fit.
+    :raises JsonRefused: if there is no JSON text of the same meaning.
+    """
+    message = context_pb2.ToolContext(
+        execution_id="test-execution",
+        tool_call_id=tool_call_id,
+        iteration=iteration,
+        run_id=run_id,
+        session_id=session_id,
+        caller_principal=caller_principal,
+        parent_anchor=parent_anchor,
+        attempt=1,
+    )
+    set_seconds(message.remaining, timeout)
+    if identity is not None:
+        message.identity.SetInParent()
+        for name in ("tenant", "principal", "conversation_id"):
+            if getattr(identity, name) is not None:
+                setattr(message.identity, name, getattr(identity, name))
+    if trace is not None:
+        message.trace.SetInParent()
+        for name in ("traceparent", "tracestate", "baggage"):
+            if getattr(trace, name) is not None:
+                setattr(message.trace, name, getattr(trace, name))
+    message.teardown_scopes.SetInParent()
+    if context is not None:
+        message.MergeFrom(context)
+    return await (rehearsal or Rehearsal(answers)).run(tool, arguments, message)

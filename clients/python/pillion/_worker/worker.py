@@ -1,0 +1,354 @@
+"""A worker: attaches to a sidecar, runs what it is told to, and comes back when the stream is lost."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from pillion import _failures
+from pillion._facts import CancelReason, TeardownReason, seconds_of
+from pillion._gen.pillion.v1 import outcome_pb2
+from pillion._gen.pillion.v1.frame_pb2 import Frame
+from pillion._gen.pillion.v1.worker_pb2 import Goodbye, Reattach, WorkerHello
+from pillion._wire.backoff import Backoff
+from pillion._wire.channel import ATTACH, GrpcConnection, StreamEnded
+from pillion._wire.outbox import Lane, Limits
+from pillion._wire.stream import FrameStream
+from pillion._worker.cleanups import Cleanups
+from pillion._worker.execution import Execution
+from pillion._worker.port import Cleanup
+from pillion._worker.schema import ToolRefused
+from pillion._worker.threads import Threads
+from pillion._worker.tool import Tool, made_tool
+
+_log = logging.getLogger("pillion.worker")
+
+_SDK = "pillion-python 0.1.0"
+_CANCEL_GRACE = 2.0
+_HOPELESS = frozenset(
+    (
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+    )
+)
+
+
+class WorkerRefused(_failures.PillionError):
+    """The sidecar does not take this worker, or none of its tools; the text says why."""
+
+
+class Worker:
+    """Hosts tools for a sidecar. `run` lives until the worker left.
+
+    A call's tool runs as a task, or in a thread. When the stream is lost, every call of it is cancelled (`DISCONNECT`),
+    and the worker attaches again as the instance it was, after a wait of full jitter.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Callable[..., Any]],
+        *,
+        target: str,
+        worker: str,
+        token: str,
+        concurrency: int = 64,
+        threads: int | None = None,
+        drain: float = 30.0,
+    ) -> None:
+        """`concurrency` is how many calls run at once, `threads` how many plain tools among them (by default all).
+
+        :raises ToolRefused: if a function cannot be a tool, or two have one name.
+        """
+        self.loop: asyncio.AbstractEventLoop
+        self.tools: dict[str, Tool[..., Any]] = {}
+        """The tools by name."""
+        for candidate in tools:
+            tool = made_tool(candidate)
+            if tool.name in self.tools:
+                raise ToolRefused(f"Two tools have the name {tool.name}.")
+            self.tools[tool.name] = tool
+        self.instance_id: str | None = None
+        """The id that the sidecar gave this instance; `None` before it did."""
+        self.attached = asyncio.Event()
+        """Set while the worker is attached."""
+        self._target = target
+        self._name = worker
+        self._token = token
+        self._concurrency = concurrency
+        self._drain_seconds = drain
+        self._secret = ""
+        self._threads = Threads(threads or concurrency)
+        self._cleanups = Cleanups(self._threads)
+        self._stream: FrameStream | None = None
+        self._running: dict[int, Execution] = {}
+        self._all: set[Execution] = set()
+        self._leaving = False
+        # The sidecar may come after its worker; later it is this worker's back-off that spreads its tries.
+        self._patient = True
+        self._goodbye_said = False
+        self._left = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._refused: WorkerRefused | None = None
+        self._window = math.inf
+        self._apart: asyncio.TimerHandle | None = None
+        self._firing: asyncio.Task[None] | None = None
+        self._handlers: Mapping[str | None, Callable[[Frame], None]] = {
+            "welcome": self._welcome,
+            "invoke": self._invoke,
+            "cancel": self._cancel,
+            "reply": self._reply,
+            "delivery": self._delivery,
+            "run_teardown": self._run_teardown,
+            "release": self._release,
+            "drain": self._drain,
+            "ping": self._ping,
+            "stream_error": self._error,
+        }
+
+    # --- its life
+
+    async def run(self) -> None:
+        """Serves until the sidecar drains this instance, or `leave` was called. Cancelling it leaves at once.
+
+        :raises WorkerRefused: if the sidecar does not take this worker.
+        """
+        self.loop = asyncio.get_running_loop()
+        connection = GrpcConnection(self._target, None)
+        backoff = Backoff()
+        try:
+            while not self._left.is_set():
+                ended = await self._one_stream(connection)
+                self._raise_if_refused()
+                if self.attached.is_set():
+                    backoff.reset()
+                self._lost(ended)
+                if self._left.is_set():
+                    return
+                if ended.code in _HOPELESS and not self._forgets(ended):
+                    raise WorkerRefused(f"The sidecar turns this worker away: {ended.code.name}: {ended.details}")
+                _log.info("the stream was lost: %s", ended.code.name if ended.code else "the sidecar ended it")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(backoff.next()):
+                        await self._left.wait()
+        finally:
+            await self._end(connection)
+
+    def leave(self) -> None:
+        """Says goodbye, so that nothing new comes, and lets what runs finish, for `drain` seconds at most."""
+        self._begin_to_leave(self._drain_seconds)
+        if self._stream is not None and self.attached.is_set() and not self._goodbye_said:
+            self._goodbye_said = True
+            self._stream.send(Frame(goodbye=Goodbye()))
+        self._part()
+
+    def hurry(self) -> None:
+        """Asks what runs to stop, and leaves when it did or its grace is over."""
+        self.leave()
+        self._cancel_all(CancelReason.DRAIN)
+        self.loop.call_later(_CANCEL_GRACE, self._drop)
+
+    def _forgets(self, ended: StreamEnded) -> bool:
+        """Whether to come back as another instance: the sidecar may not know this one by its secret any more."""
+        known, self.instance_id = self.instance_id, None
+        return known is not None and ended.code is grpc.StatusCode.UNAUTHENTICATED
+
+    def _raise_if_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    async def _one_stream(self, connection: GrpcConnection) -> StreamEnded:
+        hello = WorkerHello(
+            worker=self._name,
+            token=self._token,
+            sdk=_SDK,
+            tools=[tool.descriptor for tool in self.tools.values()],
+            concurrency=self._concurrency,
+        )
+        if self.instance_id is not None:
+            again = Reattach(instance_id=self.instance_id, secret=self._secret)
+            again.registrations.extend(self._cleanups.registrations)
+            hello.reattach.CopyFrom(again)
+        stream = FrameStream(connection.open(ATTACH, wait_for_ready=self._patient), self._handlers)
+        self._stream = stream
+        self._patient = False
+        stream.send(Frame(worker_hello=hello))
+        serving = self.loop.create_task(stream.run())
+        leaving = self.loop.create_task(self._left.wait())
+        try:
+            # A stream that was never welcomed has nobody to say goodbye to.
+            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done() and not self.attached.is_set():
+                stream.drop()
+            return await serving
+        finally:
+            leaving.cancel()
+            serving.cancel()
+            await asyncio.gather(leaving, serving, return_exceptions=True)
+
+    def _lost(self, ended: StreamEnded) -> None:
+        """The stream is over: every call of it is cancelled, and its frames go nowhere."""
+        was_attached = self.attached.is_set()
+        self._stream = None
+        self.attached.clear()
+        if self._running:
+            _log.warning("%d calls are cancelled: the stream is lost: %s", len(self._running), ended.details)
+        self._cancel_all(CancelReason.DISCONNECT)
+        self._running.clear()
+        if was_attached and self._cleanups.registrations and not self._leaving and self._apart is None:
+            self._apart = self.loop.call_later(self._window, self._fire_apart)
+
+    def _fire_apart(self) -> None:
+        self._apart = None
+        if not self.attached.is_set():
+            self._firing = self.loop.create_task(self._cleanups.fire_all(TeardownReason.WORKER_LOST))
+
+    async def _end(self, connection: GrpcConnection) -> None:
+        self._leaving = True
+        self._left.set()
+        if self._apart is not None:
+            self._apart.cancel()
+        self._cancel_all(CancelReason.DRAIN)
+        if self._all:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CANCEL_GRACE):
+                    await self._idle.wait()
+        await self._cleanups.fire_all(TeardownReason.SHUTDOWN)
+        if self._firing is not None:
+            await asyncio.gather(self._firing, return_exceptions=True)
+        self._threads.close()
+        await connection.close()
+
+    def _begin_to_leave(self, grace: float) -> None:
+        if not self._leaving:
+            self._leaving = True
+            self.loop.call_later(grace, self._hurry_late)
+            self._left.set()
+
+    def _hurry_late(self) -> None:
+        if self._stream is not None:
+            self.hurry()
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._stream.drop()
+
+    def _part(self) -> None:
+        """Says the last word once nothing runs any more."""
+        stream = self._stream
+        if self._leaving and stream is not None and not self._running and self.attached.is_set():
+            if not self._goodbye_said:
+                self._goodbye_said = True
+                stream.send(Frame(goodbye=Goodbye()))
+            stream.finish()
+
+    def _cancel_all(self, reason: CancelReason) -> None:
+        for execution in tuple(self._all):
+            execution.cancel(reason)
+
+    # --- for executions
+
+    def finished(self, execution: Execution) -> None:
+        """An execution has ended."""
+        self._all.discard(execution)
+        if self._running.get(execution.call) is execution:
+            del self._running[execution.call]
+        if self._leaving:
+            if not self._all:
+                self._idle.set()
+            self._part()
+
+    def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
+        """A cleanup was registered."""
+        self._cleanups.keep(registration_id, cleanup)
+
+    # --- frames
+
+    def _welcome(self, frame: Frame) -> None:
+        welcome = frame.welcome
+        stream = self._stream
+        if stream is None:
+            return
+        self.instance_id, self._secret = welcome.instance_id, welcome.reattach_secret
+        self._window = seconds_of(welcome.reattach_window)
+        limits = welcome.limits
+        stream.outbox.limits = Limits(limits.max_frame_bytes, limits.max_inline_bytes, limits.max_in_flight)
+        for refused in welcome.refused:
+            _log.error("the tool %s was refused: %s", refused.name, refused.reason)
+        if self._apart is not None:
+            self._apart.cancel()
+            self._apart = None
+        if welcome.refused and len(welcome.refused) >= len(self.tools):
+            reasons = "; ".join(f"{refused.name}: {refused.reason}" for refused in welcome.refused)
+            self._refused = WorkerRefused(f"None of the tools was taken: {reasons}")
+            stream.drop()
+            return
+        self.attached.set()
+        _log.info("attached as %s with %d tools", self.instance_id, len(self.tools) - len(welcome.refused))
+        if self._leaving:
+            self.leave()
+
+    def _invoke(self, frame: Frame) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        lane = Lane(stream.outbox, frame.call)
+        tool = self.tools.get(frame.invoke.tool)
+        if tool is None:
+            failed = Frame(call=frame.call)
+            failure = failed.outcome.failure
+            failure.kind = outcome_pb2.FailureKind.FAILURE_KIND_UNAVAILABLE
+            failure.message = "This worker does not have the tool."
+            failure.side_effects = outcome_pb2.SideEffects.SIDE_EFFECTS_NONE
+            lane.send(failed.SerializeToString(), last=True)
+            return
+        execution = Execution(self, tool, frame.invoke, lane)
+        self._running[frame.call] = execution
+        self._all.add(execution)
+        if tool.is_async:
+            execution.start()
+        else:
+            self._threads.run(execution.run_in_thread)
+
+    def _cancel(self, frame: Frame) -> None:
+        execution = self._running.get(frame.call)
+        if execution is not None:
+            number = frame.cancel.reason
+            execution.cancel(CancelReason(number) if 1 <= number <= len(CancelReason) else CancelReason.CALLER)
+
+    def _reply(self, frame: Frame) -> None:
+        execution = self._running.get(frame.call)
+        if execution is not None:
+            execution.replied(frame.reply)
+
+    def _delivery(self, frame: Frame) -> None:
+        execution = self._running.get(frame.call)
+        if execution is not None:
+            execution.delivered(frame)
+
+    def _run_teardown(self, frame: Frame) -> None:
+        if self._stream is not None:
+            self._cleanups.fire(frame.run_teardown, self._stream.send)
+
+    def _release(self, frame: Frame) -> None:
+        self._cleanups.release(frame.release.registration_id)
+
+    def _drain(self, frame: Frame) -> None:
+        _log.info("the sidecar drains this instance")
+        self._begin_to_leave(seconds_of(frame.drain.grace))
+        self._part()
+
+    def _ping(self, frame: Frame) -> None:
+        answer = Frame()
+        answer.pong.nonce = frame.ping.nonce
+        if self._stream is not None:
+            self._stream.send(answer)
+
+    def _error(self, frame: Frame) -> None:
+        _log.warning("the sidecar complains of this stream: %s", frame.stream_error.message)

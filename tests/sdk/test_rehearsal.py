@@ -1,0 +1,91 @@
+import asyncio
+import logging
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import pillion
+from pillion import errors
+from pillion.testing import Rehearsal, call
+
+
+@pillion.tool
+async def double(number: int, ctx: pillion.ToolContext) -> int:
+    ctx.progress({"n": number})
+    ctx.log("doubling", logging.INFO, number=number)
+    return number * 2
+
+
+async def test_a_tool_is_called_without_a_sidecar() -> None:
+    rehearsal = Rehearsal()
+    assert await call(double, {"number": 4}, rehearsal=rehearsal) == 8
+    assert rehearsal.progress == [{"n": 4}]
+    assert rehearsal.logs == [(logging.INFO, "doubling", {"number": "4"})]
+    with pytest.raises(errors.InvalidArguments) as refused:
+        await call(double, {"number": "x"})
+    assert refused.value.issues[0].path == "/number"
+
+
+async def test_a_plain_function_will_do_and_values_go_through_json() -> None:
+    def echo(**arguments: Any) -> Any:
+        return arguments
+
+    assert await call(echo, {"a": (1, Decimal("1.1"))}) == {"a": [1, 1.1]}
+    assert await call(echo, b'{"a":1}') == {"a": 1}
+
+
+async def test_what_a_tool_raises_comes_out_as_it_is() -> None:
+    async def fails() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await call(fails)
+
+
+async def test_facts_and_refusals_are_those_of_the_test() -> None:
+    async def asks(ctx: pillion.ToolContext) -> Any:
+        assert ctx.caller_principal is not None
+        with pytest.raises(errors.RequestUnsupported):
+            await ctx.kv.get("b", "k")
+        return [ctx.run_id, ctx.session_id, ctx.identity, ctx.iteration, ctx.caller_principal.reveal()]
+
+    got = await call(asks, run_id="r", identity=pillion.Identity("acme"), iteration=3, caller_principal="ada")
+    assert got == ["r", None, {"tenant": "acme", "principal": None, "conversation_id": None}, 3, "ada"]
+
+
+async def test_a_rehearsed_call_can_be_cancelled() -> None:
+    rehearsal = Rehearsal()
+    began = asyncio.Event()
+
+    async def waits(ctx: pillion.ToolContext) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert ctx.cancel_reason is pillion.CancelReason.DRAIN
+
+    task = asyncio.ensure_future(call(waits, rehearsal=rehearsal))
+    await began.wait()
+    rehearsal.cancel(pillion.CancelReason.DRAIN)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cleanups_are_kept_and_run_by_the_test() -> None:
+    ran: list[str] = []
+
+    async def opens(ctx: pillion.ToolContext) -> None:
+        assert await ctx.on_teardown(pillion.TeardownScope.RUN, lambda reason: ran.append(f"first {reason.name}"))
+
+        async def second(reason: pillion.TeardownReason) -> None:
+            ran.append(f"second {reason.name}")
+
+        await ctx.on_teardown(pillion.TeardownScope.RUN, second)
+        await ctx.on_teardown(pillion.TeardownScope.SESSION, second)
+
+    rehearsal = Rehearsal()
+    await call(opens, rehearsal=rehearsal)
+    await rehearsal.tear_down(pillion.TeardownScope.RUN, pillion.TeardownReason.RUN_END)
+    assert ran == ["second RUN_END", "first RUN_END"]
+    assert len(rehearsal.cleanups) == 1
