@@ -220,6 +220,17 @@ class Layer(NamedTuple):
     sources: Mapping[Place, str]
     """The variable or flag that each of them came by."""
 
+    @classmethod
+    def of(cls, given: Mapping[Place, tuple[str, Any]]) -> "Layer":
+        """Settings by their places, each with what it came by."""
+        values: dict[str, Any] = {}
+        for place, (_, value) in given.items():
+            layer = value
+            for name in reversed(place):
+                layer = {name: layer}
+            _merge(values, layer)
+        return cls(values, {place: source for place, (source, _) in given.items()})
+
 
 def read(path: Path | None, environment: Mapping[str, str], flags: Layer | None = None) -> Settings:
     """The settings of a file, then of `PILLION__SECTION__KEY` variables, then of flags.
@@ -284,18 +295,14 @@ def _text_of(path: Path) -> str:
 
 
 def _of_environment(environment: Mapping[str, str]) -> Layer:
-    values: dict[str, Any] = {}
-    sources: dict[Place, str] = {}
-    for variable, text in environment.items():
-        # The double underscore keeps away what a cluster makes for a service of this name: PILLION_PORT and such.
-        if variable.startswith(_VARIABLE):
-            *tables, key = place = tuple(variable.removeprefix(_VARIABLE).lower().split("__"))
-            sources[place] = variable
-            layer: dict[str, Any] = {key: _value(text)}
-            for table in reversed(tables):
-                layer = {table: layer}
-            _merge(values, layer)
-    return Layer(values, sources)
+    # The double underscore keeps away what a cluster makes for a service of this name: PILLION_PORT and such.
+    return Layer.of(
+        {
+            tuple(variable.removeprefix(_VARIABLE).lower().split("__")): (variable, _value(text))
+            for variable, text in environment.items()
+            if variable.startswith(_VARIABLE)
+        }
+    )
 
 
 def _value(text: str) -> Any:
@@ -338,7 +345,7 @@ def address(text: str, *, insecure: bool) -> Address:
     """
     if text.startswith(_UNIX):
         path = Path(text.removeprefix(_UNIX)).absolute()
-        if len(str(path).encode()) > _PATH_BYTES:
+        if len(str(path).encode(errors="surrogateescape")) > _PATH_BYTES:
             raise ConfigRefused(f"The socket path {path} is over the {_PATH_BYTES} bytes that a socket may have.")
         return Address(f"{_UNIX}{path}", path)
     host, _, port = text.rpartition(":")

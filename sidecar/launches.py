@@ -26,7 +26,7 @@ def launch_of(worker: Worker) -> Launch:
 
     :raises ConfigRefused: if its user or directory is not there, or it cannot be run as that user.
     """
-    user = group = None
+    user = group = groups = None
     if worker.user is not None:
         try:
             entry = pwd.getpwnam(worker.user)
@@ -36,7 +36,10 @@ def launch_of(worker: Worker) -> Launch:
             ) from None
         if os.getuid() not in (0, entry.pw_uid):
             raise ConfigRefused(f"Worker {worker.name} can be run as {worker.user} only by a sidecar that is root.")
-        user, group = entry.pw_uid, entry.pw_gid
+        if os.getuid() == 0:
+            user, group = entry.pw_uid, entry.pw_gid
+            # Its own and no others: root's would give it rights that the user has not.
+            groups = tuple(os.getgrouplist(worker.user, group))
     if worker.directory is not None and not worker.directory.is_dir():
         raise ConfigRefused(f"The directory of worker {worker.name}, {worker.directory}, is not there; make it.")
     inherited = {name: os.environ[name] for name in worker.inherit if name in os.environ}
@@ -48,6 +51,7 @@ def launch_of(worker: Worker) -> Launch:
             {**inherited, **worker.environment},
             user,
             group,
+            groups,
         ),
         worker.instances,
     )

@@ -32,6 +32,9 @@ def spoken(text: str, stream: TextIO) -> str:
     return text
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        # Closed before the start.
+        return
     stream.write(spoken(text, stream) + "\n")
     stream.flush()

@@ -1,6 +1,7 @@
 """The commands of `pillion`, and what they take. Each command's code is imported only when it is run."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -9,10 +10,13 @@ from pathlib import Path
 
 USAGE = 2
 """The exit code where the command or the settings cannot be used as they are."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as a shell has it."""
 BROKEN_PIPE = 141
 """The exit code where who reads the output went away, as a shell has it for SIGPIPE."""
 
 _DEFAULT_FILE = Path("pillion.toml")
+_MOST_SECONDS = 1e9
 _ADDRESS = "PILLION_ADDRESS"
 
 
@@ -21,15 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0].split("=")[0] == "--config":
         given.insert(0, "serve")
-    options = _parser().parse_args(given)
-    command = import_module(f"sidecar.cli.{options.module}")
     try:
-        code: int = command.run(options)
-        sys.stdout.flush()
+        try:
+            options = _parser().parse_args(given)
+            code: int = import_module(f"sidecar.cli.{options.module}").run(options)
+        finally:
+            if sys.stdout is not None:  # as it is where it was closed before the start
+                sys.stdout.flush()
     except BrokenPipeError:
         # Nobody reads any more; a second failure at exit would only be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return code
 
 
@@ -62,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         "--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument, typed by the tool's schema"
     )
     call.add_argument("--json", metavar="OBJECT", help="all arguments as one JSON object; - reads it from stdin")
-    call.add_argument("--timeout", type=float, metavar="SECONDS", help="how long the call may take")
-    call.add_argument("--idle-timeout", type=float, metavar="SECONDS", help="how long it may go without progress")
+    call.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
+    call.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
     call.add_argument("--key", metavar="KEY", help="an idempotency key: the same request runs once")
     call.add_argument("--session", metavar="ID", help="the session the call belongs to")
     call.add_argument("--run", metavar="ID", help="the run the call belongs to")
@@ -85,12 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     ready.set_defaults(action="wait_ready")
     _add_caller(ready)
     ready.add_argument("worker", nargs="*", help="a worker that must be attached too")
-    ready.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait (30)")
+    ready.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="how long to wait (30)")
 
     shutdown = _add(commands, "operate", "shutdown", "drain the sidecar and stop it")
     shutdown.set_defaults(action="shutdown")
     _add_caller(shutdown)
-    shutdown.add_argument("--grace", type=float, metavar="SECONDS", help="how long running calls have (30)")
+    shutdown.add_argument("--grace", type=_seconds, metavar="SECONDS", help="how long running calls have (30)")
 
     _add(commands, "version", "version", "print the version")
     return parser
@@ -117,6 +125,16 @@ def _add_caller(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--address", default=os.environ.get(_ADDRESS), help=f"the sidecar's address for callers (${_ADDRESS})"
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return seconds
 
 
 def settings_file(options: argparse.Namespace) -> Path | None:

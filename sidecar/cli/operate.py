@@ -21,6 +21,7 @@ from sidecar.calls.context import set_seconds
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
 from sidecar.cli.reach import Unreachable, address_of
+from sidecar.config import ConfigRefused
 
 _ANSWER_SECONDS = 10.0
 _OPTIONS = (
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     }
     try:
         return asyncio.run(_with_channel(options, actions[options.action]))
-    except Unreachable as error:
+    except (ConfigRefused, Unreachable) as error:
         tell(str(error))
         return USAGE
 

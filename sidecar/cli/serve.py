@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from functools import partial
-from typing import Any
 
 # gRPC looks for forks at every operation unless it is told before it loads that there are none without exec.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -38,12 +37,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _flags(options: argparse.Namespace) -> Layer:
-    values: dict[str, Any] = {}
-    if options.state_dir is not None:
-        values["state_dir"] = str(options.state_dir.absolute())
-    listen = {name: getattr(options, name) for name in ("callers", "workers") if getattr(options, name) is not None}
-    if listen:
-        values["listen"] = listen
-    return Layer(
-        values, {("state_dir",): "--state-dir", ("listen", "callers"): "--callers", ("listen", "workers"): "--workers"}
-    )
+    given = {
+        ("state_dir",): ("--state-dir", options.state_dir and str(options.state_dir.absolute())),
+        ("listen", "callers"): ("--callers", options.callers),
+        ("listen", "workers"): ("--workers", options.workers),
+    }
+    return Layer.of({place: (flag, value) for place, (flag, value) in given.items() if value is not None})

@@ -98,6 +98,7 @@ class Guardian:
                 env=environment,
                 user=wish["user"],
                 group=wish["group"],
+                extra_groups=wish["groups"],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -37,7 +37,10 @@ class Command:
     environment: Mapping[str, str] = field(repr=False)
     """All of it: nothing is inherited. It may hold secrets, so it is not printed."""
     user: int | None
+    """The user it runs as. None: the sidecar's own, with all groups of it."""
     group: int | None
+    groups: Sequence[int] | None
+    """All groups of the user."""
 
 
 class WorkerProcess:
@@ -113,6 +116,7 @@ class Guardian:
                 "environment": dict(command.environment),
                 "user": command.user,
                 "group": command.group,
+                "groups": command.groups,
             }
             self._send({"spawn": wish}, (stdout_write, stderr_write, token_read))
         finally:

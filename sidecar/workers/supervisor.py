@@ -5,7 +5,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.telemetry import Counters
 from sidecar.workers.catalogue import Catalogue
@@ -105,18 +105,12 @@ class Supervisor:
             guardian = self._guardian = Guardian()
         holder = f"{launch.name}-{random.getrandbits(64):016x}"  # a label, not a secret
         token = workers.grant.issue(holder)
-        environment: dict[str, str] = {
+        environment = {
             **launch.command.environment,
             "PILLION_WORKER_TARGET": self.target,
             "PILLION_WORKER_NAME": launch.name,
         }
-        command = Command(
-            launch.command.arguments,
-            launch.command.directory,
-            environment,
-            launch.command.user,
-            launch.command.group,
-        )
+        command = replace(launch.command, environment=environment)
         process = await guardian.start(command, token)
         budget = _Budget(self._limits.log_lines_per_second, self._counters)
         facts = _Facts(workers, holder)

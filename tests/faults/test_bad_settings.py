@@ -80,7 +80,7 @@ async def run(config: Path) -> Ended:
     return Ended(ended.returncode, ended.stderr.decode())
 
 
-def spoil(name: str, value: str) -> Callable[[Place], None]:
+def spoil(name: str, value: str | Path) -> Callable[[Place], None]:
     return lambda place: setattr(place, name, value)
 
 
@@ -129,6 +129,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], str]] = {
     "a worker of no name that can be": (spoil("name", "main worker"), "worker[1].name must be 1 to 64 letters"),
     "a worker without tools": (spoil("tools", "[]"), "worker[1].tools must not be empty"),
     "a file in place of the state": (lambda place: place.keep(place.state, b"mine"), "cannot be made"),
+    "a state where nothing can be made": (
+        lambda place: setattr(place, "state", Path("/proc/pillion")),
+        "cannot be made",
+    ),
     "a state that others see": (lambda place: place.state.mkdir(0o755), "chmod 700"),
     "a database that is none": (lambda place: place.keep(place.database, b"my diary"), "is not a database"),
     "a database that is damaged": (

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import pwd
 import signal
 import sys
 import time
@@ -286,6 +287,20 @@ async def test_a_process_sees_only_what_it_is_to_see(
     assert variables["TZ"] == "UTC"
     assert "OF_THE_SIDECAR" not in variables
     assert variables.keys() - own <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may run a worker as another user")
+async def test_a_process_of_another_user(supervise: Supervise, said: Said) -> None:
+    nobody = pwd.getpwnam("nobody")
+    groups = os.getgroups()
+    os.setgroups([0, 1])
+    try:
+        host = await supervise("sh", "-c", "echo I am $(id -u):$(id -g):$(id -G)", user="nobody")
+        await said.so(f"I am {nobody.pw_uid}:{nobody.pw_gid}:{nobody.pw_gid}")
+    finally:
+        os.setgroups(groups)
+    assert not said.times(f"{nobody.pw_gid} ")
+    await others_are_served(host)
 
 
 # --- settings of theirs

@@ -1,6 +1,7 @@
 """Guarantee 15: a reload under load is atomic: calls end as if nothing had been, and a bad file changes nothing."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -155,3 +156,19 @@ async def test_guarantee_15_a_change_of_the_file_is_enough(start_process: StartP
     await load.until('"two"')
     await load.end()
     assert load.labels == sorted(load.labels)
+
+
+@on_unix
+async def test_guarantee_15_an_outage_empties_no_catalogue(start_process: StartProcess) -> None:
+    process = await start_process(LIMITS + hosted("outage", "pid") + hosted("other", "label", "--label", "one"))
+    caller = await process.caller()
+    async with watched(process) as watch:
+        await watch.until("label", "pid")
+        before = len(watch.seen)
+        pid = int((await caller.call("pid")).result.json)
+        for _ in range(3):
+            os.kill(pid, signal.SIGKILL)
+            again = int((await caller.call("pid")).result.json)
+            assert again != pid
+            pid = again
+        assert len(watch.seen) == before, watch.seen

@@ -230,6 +230,12 @@ class SocketHost:
                 self.stop()
             await self._serving
 
+    async def ended(self) -> None:
+        """Returns once it has ended by itself."""
+        self._stopping = True
+        if self._serving is not None:
+            await self._serving
+
     def stop(self) -> None:
         """Tells it to stop, by SIGTERM; once more ends the drain. Only while something still runs in it."""
         self._stopping = True

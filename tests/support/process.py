@@ -16,13 +16,13 @@ from tests.support.peer import Peer
 from tests.support.worker import WorkerPeer, token_of
 
 ROOT = Path(__file__).resolve().parents[2]
-HOSTED = ROOT / "tests" / "support" / "started" / "hosted.py"
+HOSTED = ROOT / "tests" / "support" / "hosted_worker.py"
 _PATIENCE = 25.0
 _END_PATIENCE = 20.0
 
 
 def hosted(name: str, tools: str, *options: str, settings: str = "") -> str:
-    """The settings of a worker that the sidecar starts, as `started/hosted.py` with these tools and options."""
+    """The settings of a worker that the sidecar starts, as `hosted_worker.py` with these tools and options."""
     command = json.dumps([sys.executable, str(HOSTED), *options, *tools.split()])
     return f'[[worker]]\nname = "{name}"\ncommand = {command}\ntools = {json.dumps(tools.split())}\n{settings}\n'
 

@@ -38,7 +38,14 @@ class Worker:
         self.outbox: asyncio.Queue[Frame | None] = asyncio.Queue()
         self.running: dict[int, asyncio.Event] = {}
         self.leaving = False
-        descriptors = [tool_pb2.ToolDescriptor(name=name, description=f"{name} of {label}") for name in tools]
+        descriptors = [
+            tool_pb2.ToolDescriptor(
+                name=name,
+                description=f"{name} of {label}",
+                effects=tool_pb2.EFFECTS_READ if name == "pid" else tool_pb2.EFFECTS_UNSAFE,
+            )
+            for name in tools
+        ]
         hello = worker_pb2.WorkerHello(
             worker=os.environ["PILLION_WORKER_NAME"], token=_token(), tools=descriptors, concurrency=512
         )
