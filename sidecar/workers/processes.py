@@ -139,11 +139,15 @@ class Guardian:
         if not self.lost:
             asyncio.get_running_loop().remove_reader(self._control)
             self._control.close()
-        try:
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait), _ENDS_WITHIN)
-        except TimeoutError:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+            try:
+                await asyncio.wait_for(asyncio.to_thread(self._process.wait), _ENDS_WITHIN)
+            except TimeoutError:
+                _log.warning("the guardian hangs; it is killed, and what it kept is ended from here")
+                self.lost = True
+                self._process.kill()
+                self._end_orphans()
+        if self.lost:
+            await self.gone
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         if self.lost:

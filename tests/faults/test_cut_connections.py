@@ -178,6 +178,8 @@ async def test_a_call_whose_workers_connection_is_cut_has_one_outcome(
             assert len(exchange.caller.outcomes(exchange.call)) == 1
             assert exchange.caller.bodies(exchange.call)[0] == "started"
             if serving is not None and another is not None:
+                # Its last write is taken by then; to cancel one would cancel its stream.
+                await another.flush()
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
                 await another.goodbye()

@@ -138,4 +138,16 @@ async def test_guarantee_04_a_stop_leaves_no_process(start_process: StartProcess
     assert not family.alive(*tree)
 
 
+@on_unix
+async def test_guarantee_04_a_stop_leaves_no_process_of_a_guardian_that_hangs(
+    start_process: StartProcess, family: Family
+) -> None:
+    process = await start_process(LIMITS + workers(family))
+    tree = await both_run(process)
+    guardian_of(process).send_signal(signal.SIGSTOP)
+    process.send(signal.SIGTERM)
+    assert await process.ended() == 0
+    assert not family.alive(*tree)
+
+
 LIMITS = "[limits.calls]\nworker_wait = 20\n[limits.workers]\nstop_grace = 1\ndrain = 1\n"
