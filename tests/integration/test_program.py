@@ -123,7 +123,8 @@ def test_every_mistake_is_named_at_once_each_with_its_line(tmp_path: Path) -> No
         done = pillion(command, "--config", str(config), environment={"PILLION__STATE_DIR": "5"})
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines() == [
-            f"{config}:1: colour is not a setting; here there are limits, listen, state_dir, worker.",
+            f"{config}:1: colour is not a setting; here there are limits, listen, log, metrics, state_dir, tracing, "
+            "worker.",
             f"{config}:3: listen.caller is not a setting; did you mean callers?",
             f"{config}:4: listen.insecure must be true or false.",
             "PILLION__STATE_DIR: state_dir must be a path in quotes.",

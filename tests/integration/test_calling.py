@@ -1,0 +1,119 @@
+"""`pillion call` and `pillion tools`, against a sidecar that `pillion serve` started with a worker of the SDK."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.support.documents import ROOT
+
+WORKER = ROOT / "tests" / "support" / "counting_worker.py"
+FIRST_FAILURE = 10
+
+
+class Program:
+    """The program with one settings file, whose sidecar runs inside the block."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = directory / "pillion.toml"
+        self.config.write_text(
+            "state_dir = 'state'\n[[worker]]\nname = 'counter'\n"
+            f"command = [{sys.executable!r}, {str(WORKER)!r}]\ninherit = ['PATH', 'PYTHONPATH']\n"
+        )
+        self.environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}"}
+
+    def open(self, *arguments: str, **options: object) -> "subprocess.Popen[str]":
+        """Starts a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "sidecar", *arguments],
+            env=self.environment | dict(options),  # type: ignore[arg-type]  # variables are texts
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def run(self, command: str, *arguments: str, given: str = "", **variables: str) -> tuple[int, str, str]:
+        """Runs a command to its end; answers its exit code, and what it wrote."""
+        with self.open(command, "--config", str(self.config), *arguments, **variables) as process:
+            output, errors = process.communicate(given, timeout=30)
+            return process.returncode, output, errors
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """A program whose sidecar serves, with its worker attached."""
+    started = Program(tmp_path_factory.mktemp("calling"))
+    with started.open("serve", "--config", str(started.config)) as sidecar:
+        assert started.run("wait-ready", "counter")[0] == 0
+        yield started
+        sidecar.send_signal(signal.SIGTERM)
+        sidecar.communicate(timeout=30)
+        assert sidecar.returncode == 0
+
+
+def test_a_result_goes_to_stdout_and_progress_to_stderr(program: Program) -> None:
+    code, output, errors = program.run("call", "count", "--arg", "to=2", "--arg", "label=7")
+    assert code == 0
+    assert json.loads(output) == {"counted": 2, "label": "7"}
+    assert errors == "counted 1 …\ncounted 2 …\n"
+
+
+def test_arguments_may_come_as_json_from_stdin(program: Program) -> None:
+    code, output, errors = program.run("call", "count", "--json", "-", "--quiet", given='{"to": 1}')
+    assert (code, json.loads(output), errors) == (0, {"counted": 1, "label": ""}, "")
+
+
+def test_an_argument_of_the_wrong_type_is_refused_before_it_is_sent(program: Program) -> None:
+    code, output, errors = program.run("call", "count", "--arg", "to=many")
+    assert (code, output) == (2, "")
+    assert errors == "to is integer by the tool's schema, and 'many' is not that as JSON.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        (("count", "--json", '{"to": 0, "fail": true}'), FailureKind.FAILURE_KIND_TOOL_FAILED, "asked to fail"),
+        (("nothing",), FailureKind.FAILURE_KIND_UNKNOWN_TOOL, "no tool of this name"),
+        (("count", "--json", '{"to": "x"}'), FailureKind.FAILURE_KIND_INVALID_ARGUMENTS, "/to"),
+        (("count", "--arg", "to=-1", "--timeout", "0.3"), FailureKind.FAILURE_KIND_TIMEOUT, "time is up"),
+    ],
+)
+def test_a_failure_has_an_exit_code_and_a_sentence(
+    program: Program, arguments: tuple[str, ...], kind: int, says: str
+) -> None:
+    code, output, errors = program.run("call", *arguments)
+    assert (code, output) == (FIRST_FAILURE + kind, "")
+    assert says in errors
+
+
+def test_ctrl_c_cancels_the_call(program: Program) -> None:
+    with program.open("call", "--config", str(program.config), "count", "--arg", "to=-1") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "counting\n"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (130, "")
+    assert "CANCELLED" in errors
+
+
+def test_an_ascii_terminal_gets_ascii(program: Program) -> None:
+    code, _, errors = program.run("call", "count", "--arg", "to=1", LC_ALL="C", PYTHONIOENCODING="ascii")
+    assert (code, errors) == (0, "counted 1 ...\n")
+
+
+def test_tools_are_listed_and_shown(program: Program) -> None:
+    code, output, _ = program.run("tools")
+    assert code == 0
+    assert output.split()[:2] == ["count", "read"]
+    code, output, _ = program.run("tools", "count")
+    assert json.loads(output)["input_schema"]["properties"]["to"]["type"] == "integer"
+    code, _, errors = program.run("tools", "none")
+    assert (code, errors) == (1, "There is no tool none; there are count.\n")
