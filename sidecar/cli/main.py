@@ -32,6 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             if sys.stdout is not None:  # as it is where it was closed before the start
                 sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if error.name != "pillion":
+            raise
+        sys.stderr.write("This command speaks through Pillion's Python SDK; install it: pip install ./clients/python\n")
+        return USAGE
     except BrokenPipeError:
         # Nobody reads any more; a second failure at exit would only be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
