@@ -147,7 +147,7 @@ class Guardian:
                 self._process.kill()
                 self._end_orphans()
         if self.lost:
-            await self.gone
+            await asyncio.wait((self.gone,), timeout=_ENDS_WITHIN)
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         if self.lost:

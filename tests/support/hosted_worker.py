@@ -35,7 +35,7 @@ class Worker:
     def __init__(self, tools: list[str], label: str, left: Path | None) -> None:
         self.label = label
         self.left = left
-        self.outbox: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Frame] = asyncio.Queue()
         self.running: dict[int, asyncio.Event] = {}
         self.leaving = False
         descriptors = [
@@ -63,11 +63,14 @@ class Worker:
                             self._handle(frame, calls)
             except* aio.AioRpcError:
                 sys.exit("the stream was lost")
+        if self.left is not None:
+            with self.left.open("a") as file:
+                file.write(f"{time.monotonic()}\n")
         print(f"{self.label} left in order", flush=True)
 
     async def _messages(self) -> AsyncIterator[attach_pb2.AttachRequest]:
-        while (frame := await self.outbox.get()) is not None:
-            yield attach_pb2.AttachRequest(frames=[frame])
+        while True:
+            yield attach_pb2.AttachRequest(frames=[await self.outbox.get()])
 
     def _handle(self, frame: Frame, calls: asyncio.TaskGroup) -> None:
         match frame.WhichOneof("body"):
@@ -90,7 +93,6 @@ class Worker:
         frame.outcome.result.json = json.dumps(await self._value(call, invoke.tool, arguments)).encode()
         self.outbox.put_nowait(frame)
         del self.running[call]
-        self._part()
 
     async def _value(self, call: int, tool: str, arguments: dict[str, Any]) -> Any:
         match tool:
@@ -122,20 +124,12 @@ class Worker:
                 return arguments
 
     def leave(self) -> None:
-        """Says goodbye; the stream ends once nothing runs."""
+        """Says goodbye. What was on its way is run still; the sidecar ends the stream once nothing runs."""
         if not self.leaving:
             self.leaving = True
             goodbye = Frame()
             goodbye.goodbye.SetInParent()
             self.outbox.put_nowait(goodbye)
-            self._part()
-
-    def _part(self) -> None:
-        if self.leaving and not self.running:
-            if self.left is not None:
-                with self.left.open("a") as file:
-                    file.write(f"{time.monotonic()}\n")
-            self.outbox.put_nowait(None)
 
 
 def _token() -> str:

@@ -150,7 +150,12 @@ class SidecarProcess:
             return
         if process.returncode is None:
             process.send_signal(how)
-        async with asyncio.timeout(_END_PATIENCE):
-            await process.wait()
-            if self._reader is not None:
-                await self._reader
+        try:
+            async with asyncio.timeout(_END_PATIENCE):
+                await process.wait()
+                if self._reader is not None:
+                    await self._reader
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
