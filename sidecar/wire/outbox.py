@@ -176,6 +176,7 @@ class Outbox:
         self._limits = limits
         self._on_ready = on_ready
         self._control: deque[bytes] = deque()
+        self._farewells: deque[bytes] = deque()
         self._turns: deque[Lane] = deque()
         self._writing = 0
         self._abandoned = False
@@ -184,7 +185,7 @@ class Outbox:
     @property
     def empty(self) -> bool:
         """Whether nothing is queued; a message may still be on its way."""
-        return not self._turns and not self._control
+        return not self._turns and not self._control and not self._farewells
 
     @property
     def congested(self) -> bool:
@@ -208,6 +209,19 @@ class Outbox:
         data = frame.SerializeToString()
         was_empty = not self._turns and not self._control
         self._control.append(data)
+        self.undelivered_bytes += len(data)
+        if was_empty:
+            self._on_ready()
+
+    def farewell(self, frame: Frame) -> None:
+        """Queues a frame on call 0 behind everything else: it is written once nothing else is queued."""
+        if self._abandoned:
+            return
+        frame.call = 0
+        frame.time_unix_nano = time_ns()
+        data = frame.SerializeToString()
+        was_empty = self.empty
+        self._farewells.append(data)
         self.undelivered_bytes += len(data)
         if was_empty:
             self._on_ready()
@@ -251,7 +265,12 @@ class Outbox:
             size += length
             frames += 1
         if not frames:
-            return None
+            if not self._farewells:
+                return None
+            data = self._farewells.popleft()
+            parts += (header(len(data)), data)
+            size = len(data)
+            frames = 1
         self._writing += size
         self.messages += 1
         self.frames += frames
@@ -288,6 +307,7 @@ class Outbox:
         """Drops all that is queued, and what is queued from now on."""
         self._abandoned = self._calls_abandoned = True
         self._control.clear()
+        self._farewells.clear()
         for lane in self._turns:
             lane._frames.clear()
         self._turns.clear()

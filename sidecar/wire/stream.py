@@ -99,6 +99,10 @@ class FrameStream:
         """Queues a frame on call 0, in front of all others. A droppable one gives way when many wait."""
         self.outbox.control(frame, droppable=droppable)
 
+    def farewell(self, frame: Frame) -> None:
+        """Queues a frame on call 0, behind all others."""
+        self.outbox.farewell(frame)
+
     def finish(self) -> None:
         """Ends the stream once all that is queued is written."""
         self._finishing = True

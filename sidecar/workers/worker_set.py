@@ -198,7 +198,8 @@ class WorkerSet:
         instance.state = InstanceState.DRAINING
         frame = Frame()
         frame.drain.grace.FromNanoseconds(int(self._limits.drain * 1e9))
-        instance.stream.control(frame)
+        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
+        instance.stream.farewell(frame)
         self._limit_drain(instance)
         self._changed()
 

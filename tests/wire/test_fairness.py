@@ -153,3 +153,25 @@ async def test_control_frames_overtake_what_is_queued(link: Link) -> None:
     link.stream.control(ping(7))
     await link.release_writer()
     assert [frame.WhichOneof("body") for frame in await link.frames(5)] == ["ping", *["outcome"] * 4]
+
+
+def test_a_farewell_is_written_once_nothing_else_is_queued(outbox: Outbox) -> None:
+    outbox.farewell(ping(9))
+    fill(outbox, 1, MIB - KIB, 2)
+    fill(outbox, 2, 100, 200)
+    outbox.control(ping(1))
+    order = drained(outbox)
+    assert [frame.call for frame in order if frame.call] == [frame.call for frame in order[1:-1]]
+    assert (order[0].ping.nonce, order[-1].ping.nonce) == (1, 9)
+    outbox.delivered()
+    assert outbox.undelivered_bytes == 0
+    assert outbox.empty
+
+
+def test_a_farewell_wakes_the_writer_and_is_dropped_with_all_else() -> None:
+    woken: list[bool] = []
+    outbox = Outbox(WireLimits(), lambda: woken.append(True))
+    outbox.farewell(ping(1))
+    assert woken == [True]
+    outbox.abandon()
+    assert (outbox.drain(), outbox.undelivered_bytes) == (None, 0)
