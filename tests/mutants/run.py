@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+import psutil
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 AT_ONCE = 2
@@ -113,8 +115,19 @@ def _worktree() -> Iterator[Path]:
         try:
             yield tree
         finally:
+            _end_what_is_left(tree)
             with _worktrees:
                 _git("worktree", "remove", "--force", str(tree))
+
+
+def _end_what_is_left(tree: Path) -> None:
+    """Ends the processes that a broken product has left behind."""
+    for process in psutil.process_iter():
+        try:
+            if str(tree) in process.environ().get("PYTHONPATH", ""):
+                process.kill()
+        except psutil.Error:  # Gone, or not ours to read.
+            continue
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
