@@ -89,11 +89,12 @@ def _try(patch: Path) -> Verdict:
 def _run_tests(tree: Path, expression: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'clients' / 'python'}", "PYTHONDONTWRITEBYTECODE": "1"}
     pytest = ("-X", "dev", "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-k", expression)
+    place = ("--basetemp", str(tree.parent / "t"))
     # Collecting all tests takes longer than running these.
     prefix = f"def test_{expression.split(maxsplit=1)[0]}"
     files = [str(path) for path in sorted((tree / "tests").rglob("test_*.py")) if prefix in path.read_text("utf-8")]
     return subprocess.run(
-        (sys.executable, *pytest, *files),
+        (sys.executable, *pytest, *place, *files),
         cwd=tree,
         env=environment,
         timeout=TIMEOUT,
@@ -106,7 +107,7 @@ def _run_tests(tree: Path, expression: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def _worktree() -> Iterator[Path]:
     """A work tree of HEAD, removed in the end."""
-    with tempfile.TemporaryDirectory(prefix="pillion-mutant-") as directory:
+    with tempfile.TemporaryDirectory(prefix="pm-") as directory:
         tree = Path(directory) / "tree"
         with _worktrees:
             added = _git("worktree", "add", "--detach", "--quiet", str(tree), "HEAD")
@@ -115,16 +116,16 @@ def _worktree() -> Iterator[Path]:
         try:
             yield tree
         finally:
-            _end_what_is_left(tree)
+            _end_what_is_left(directory)
             with _worktrees:
                 _git("worktree", "remove", "--force", str(tree))
 
 
-def _end_what_is_left(tree: Path) -> None:
-    """Ends the processes that a broken product has left behind."""
+def _end_what_is_left(directory: str) -> None:
+    """Ends the processes that a broken product has left behind: they were started in here."""
     for process in psutil.process_iter():
         try:
-            if str(tree) in process.environ().get("PYTHONPATH", ""):
+            if process.cwd().startswith(directory):
                 process.kill()
         except psutil.Error:  # Gone, or not ours to read.
             continue
