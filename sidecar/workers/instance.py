@@ -39,7 +39,7 @@ class Assignment(Lane):
     __slots__ = ("_instance", "assigned", "limited")
 
     def __init__(self, instance: "Instance", number: int, assigned: Call, limited: str | None) -> None:
-        super().__init__(instance.stream.outbox, number)
+        Lane.__init__(self, instance.stream.outbox, number)
         self._instance = instance
         self.assigned: Call | None = assigned
         """The call; `None` once it was given up while the tool still runs."""
