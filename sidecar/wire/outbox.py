@@ -16,6 +16,8 @@ _SMALLEST_LIMIT = 4_096
 _LONG = 64
 
 _MOST_COUNTED = 2**32 - 1
+_COUNT_BYTES = 6
+"""What the count of lost progress may add to a frame that is queued."""
 
 _Report = tuple[bytes, int]
 """A queued progress frame, which may give way to a newer one, and how many were lost just before it."""
@@ -282,8 +284,11 @@ class Outbox:
         self._writing = 0
 
     def limit_frames(self, most: int) -> None:
-        """Sends no larger frames than the peer says it takes; never less than what an outcome needs to say why."""
-        self.largest_frame = max(min(self.largest_frame, most), _SMALLEST_LIMIT)
+        """Sends no larger frames than the peer says it takes; never less than what an outcome needs to say why.
+
+        A frame leaves room for what it may have to count once others have given way.
+        """
+        self.largest_frame = min(self.largest_frame, max(most, _SMALLEST_LIMIT) - _COUNT_BYTES)
         self.largest_report = min(self.largest_report, self.largest_frame)
 
     def dropped_as_oversized(self, size: int) -> None:
