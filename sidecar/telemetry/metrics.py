@@ -84,6 +84,7 @@ class Metrics:
         yield from self._calls_of(counts, reading)
         yield from self._workers_of(counts, reading)
         yield from self._wire_of(counts, reading)
+        yield _counter("log_lines_lost", "Lines of the log that nobody read in time.", reading.lost_log_lines)
         for name, (metric, help_) in _COUNTERS.items():
             yield _counter(metric, help_, counts.get(name, 0))
         yield _counters_by(

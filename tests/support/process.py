@@ -39,6 +39,8 @@ class SidecarProcess:
         self.said: list[str] = []
         """The lines of its log so far."""
         self._news = asyncio.Event()
+        self._hears = asyncio.Event()
+        self._hears.set()
         self._reader: asyncio.Task[None] | None = None
         self.callers_at = f"unix:{directory}/callers.sock"
         self.workers_at = f"unix:{directory}/workers.sock"
@@ -98,12 +100,21 @@ class SidecarProcess:
         except TimeoutError:
             raise AssertionError(f"it did not say {text!r}, but:\n{''.join(self.said)}") from None
 
+    def ignore(self) -> None:
+        """Reads what it says no more, until `listen`: soon what it writes to is full."""
+        self._hears.clear()
+
+    def listen(self) -> None:
+        """Reads on."""
+        self._hears.set()
+
     async def _read(self, process: Process) -> None:
         assert process.stderr is not None
         try:
             async for line in process.stderr:
                 self.said.append(line.decode(errors="replace"))
                 self._news.set()
+                await self._hears.wait()
         finally:
             self._news.set()
 
@@ -153,6 +164,7 @@ class SidecarProcess:
         try:
             async with asyncio.timeout(_END_PATIENCE):
                 await process.wait()
+                self.listen()
                 if self._reader is not None:
                     await self._reader
         finally:
