@@ -64,14 +64,18 @@ def set_up(stream: TextIO, form: Format | None, level: Level) -> None:
 
 
 def flush() -> None:
-    """Waits until what was logged is written, at most a second for each place that it goes to."""
-    for handler in logging.getLogger().handlers:
-        handler.flush()
+    """Waits until what was logged is written, at most a second."""
+    for writer in _writers():
+        writer.flush()
 
 
 def lost_lines() -> int:
     """How many lines were lost since the start: nobody read the log, or it could not be written."""
-    return sum(handler.lost for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
+    return sum(writer.lost for writer in _writers())
+
+
+def _writers() -> Iterator[LogWriter]:
+    return (handler for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
 
 
 def _handler_for(stream: TextIO) -> logging.Handler:
