@@ -134,7 +134,7 @@ def wait_until_serving(name: str, process: subprocess.Popen[bytes], channel: grp
         with suppress(grpc.RpcError):  # It does not listen yet, or does not know the service yet.
             if check(HealthCheckRequest(service=service), timeout=1).status == HealthCheckResponse.SERVING:
                 return
-        time.sleep(0.05)
+        interrupted.wait(0.05)
     raise DemoFailed(f"The {name} was not ready within {READY_SECONDS} s.")
 
 
