@@ -17,7 +17,7 @@ _NAMESPACE = "pillion_"
 _PREFIX = "FAILURE_KIND_"
 _FAILURES = "failures."
 _RESTARTS = "restarts."
-_KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118
+_KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118  # no dict
 _LATE = "late_"
 
 _COUNTERS: Mapping[str, tuple[str, str]] = {

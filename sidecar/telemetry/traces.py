@@ -186,7 +186,7 @@ class OtlpTracer:
 
         def close() -> None:
             try:
-                self._processor.shutdown()  # type: ignore[no-untyped-call]
+                self._processor.shutdown()  # type: ignore[no-untyped-call]  # theirs
             finally:
                 try:
                     loop.call_soon_threadsafe(tell)

@@ -313,7 +313,7 @@ def test_both_formats_are_well_formed() -> None:
     assert content_type.startswith("application/openmetrics-text")
     names = {
         family.name
-        for family in openmetrics.text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+        for family in openmetrics.text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]  # theirs
     }
     content_type, text = render(_everything().page(), "text/plain")
     assert content_type.startswith("text/plain")

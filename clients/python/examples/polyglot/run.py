@@ -193,7 +193,7 @@ def call(home: Path, language: str, tool: Tool) -> tuple[bytes, str]:
     begun, reports = time.perf_counter(), 0
     with (home / "result").open("w+b") as output:
         with running("caller", command, stdout=output, stderr=subprocess.PIPE) as caller:
-            assert caller.stderr is not None  # noqa: S101 -- it is a pipe, which the type does not say
+            assert caller.stderr is not None  # noqa: S101  # it is a pipe, which the type does not say
             # One thread ends a caller that takes too long or is not wanted any more. It may outlive the call.
             threading.Thread(target=end_in_time, args=(caller,), daemon=True).start()
             for line in caller.stderr:
