@@ -29,6 +29,8 @@ class LogWriter(logging.Handler):
         """Bytes that wait or are being written."""
         self._untold = 0
         """How many of the lost lines no line has told of."""
+        self._failed = False
+        """Whether the last line could not be written."""
         self._closed = False
         self._patience = _PATIENCE
         # No pipe that is full may keep the process from its end.
@@ -71,21 +73,25 @@ class LogWriter(logging.Handler):
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or self._untold or self._closed)
-                if not self._lines and not self._untold:
+                # What could not be written is told behind the next line, and not tried again and again.
+                self._changed.wait_for(lambda: self._lines or self._closed or self._may_tell())
+                if not self._lines and not self._may_tell():
                     return
                 lines = list(self._lines)
                 self._lines.clear()
-                size = sum(map(len, lines))
                 untold, self._untold = self._untold, 0
-            if untold:
-                lines.append(self._line(_loss(untold)))
-            is_written = self._write(b"".join(lines))
+            loss = self._line(_loss(untold)) if untold else b""
+            is_written = self._write(b"".join((*lines, loss)))
             with self._changed:
-                self._undelivered -= size
-                if not is_written:
+                self._failed = not is_written
+                self._undelivered -= sum(map(len, lines))
+                if self._failed:
                     self.lost += len(lines)
+                    self._untold += untold + len(lines)
                 self._changed.notify_all()
+
+    def _may_tell(self) -> bool:
+        return self._untold > 0 and not self._failed
 
     def _write(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -102,6 +108,5 @@ class LogWriter(logging.Handler):
 
 
 def _loss(count: int) -> logging.LogRecord:
-    return logging.LogRecord(
-        __name__, logging.WARNING, __file__, 0, "%d log lines were lost: nobody read the log", (count,), None
-    )
+    text = "%d log lines were lost: nobody read the log, or its disk is full"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (count,), None)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.caller import CallerPeer
@@ -31,11 +31,21 @@ class SidecarProcess:
     """`python -m sidecar` over unix sockets in a directory, which outlives it: start it again after a kill.
 
     `write` gives it other workers, which a running one takes over when it sees them. What it says is kept in `said`.
+    It is started by the command `within`, if there is one, and sees `environment`, where a variable may be left out.
     """
 
     transport = "unix"
 
-    def __init__(self, directory: Path, sets: Mapping[str, frozenset[str]] = SETS) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sets: Mapping[str, frozenset[str]] = SETS,
+        *,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self._within = within
+        self._environment = environment or {}
         self.said: list[str] = []
         """The lines of its log so far."""
         self._news = asyncio.Event()
@@ -74,15 +84,21 @@ class SidecarProcess:
 
     async def start(self) -> None:
         """Starts it; returns once it says that it listens."""
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}", "PYTHONUNBUFFERED": "1"}
+        environment: dict[str, str | None] = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}",
+            "PYTHONUNBUFFERED": "1",
+            **self._environment,
+        }
         self._process = process = await asyncio.create_subprocess_exec(
+            *self._within,
             sys.executable,
             *("-m", "sidecar", "--config", str(self.config)),
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
             cwd=ROOT,
-            env=environment,
+            env={name: value for name, value in environment.items() if value is not None},
         )
         self.said.clear()
         self._reader = asyncio.ensure_future(self._read(process))
