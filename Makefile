@@ -21,6 +21,8 @@ empty :=
 space := $(empty) $(empty)
 RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $(space),-,$(RUST_PLUGINS))).stamp
 TS_MODULES_STAMP := clients/typescript/node_modules/.stamp
+# Within clients/typescript: what is written by hand there.
+PRETTIER := node_modules/.bin/prettier . '!dist' '!src/gen' '!package-lock.json'
 TS_CALLER := clients/typescript/dist/examples/bare/caller.js
 
 export PYTHONPATH := $(CURDIR):$(CURDIR)/clients/python
@@ -108,18 +110,20 @@ check-go:
 	@$(call need,go,Go 1.26 or newer)
 	@echo "check: Go"
 	@cd clients/go; go build ./...; go vet ./...; \
-	unformatted=$$(gofmt -l .); [[ -z $$unformatted ]] || { echo "gofmt would change $$unformatted" >&2; exit 1; }
+	unformatted=$$(gofmt -l .); [[ -z $$unformatted ]] || { echo "run make fmt: gofmt would change $$unformatted" >&2; exit 1; }
 
 .PHONY: check-rust
 check-rust:
 	@$(call need,cargo,Rust 1.88 or newer)
 	@echo "check: Rust"
-	@cd clients/rust; cargo clippy --quiet --all-targets -- -D warnings; cargo fmt --check
+	@cd clients/rust; cargo clippy --quiet --all-targets -- -D warnings; \
+	cargo fmt --check || { echo "some files are not formatted: run make fmt" >&2; exit 1; }
 
 .PHONY: check-typescript
 check-typescript: $(TS_MODULES_STAMP)
 	@echo "check: TypeScript"
-	@cd clients/typescript; node_modules/.bin/tsc --noEmit; node_modules/.bin/eslint --max-warnings 0 .
+	@cd clients/typescript; node_modules/.bin/tsc --noEmit; node_modules/.bin/eslint --max-warnings 0 .; \
+	$(PRETTIER) --check --log-level warn || { echo "some files are not formatted: run make fmt" >&2; exit 1; }
 
 .PHONY: test
 test: .venv/.stamp ## run the tests; ARGS="-k guarantee_07" passes arguments on
@@ -134,10 +138,13 @@ mutants: .venv/.stamp ## break the code on purpose, and see that a test notices 
 	@$(PYTHON) tests/mutants/run.py $(ARGS)
 
 .PHONY: fmt
-fmt: .venv/.stamp ## format the hand-written code
+fmt: toolchains .venv/.stamp $(TS_MODULES_STAMP) ## format the hand-written code of every language
 	@$(PYTHON) -m ruff check --quiet --fix --exit-zero
-	@$(PYTHON) -m ruff format
+	@$(PYTHON) -m ruff format --quiet
 	@.venv/bin/buf format --write proto
+	@cd clients/go; gofmt -w .
+	@cd clients/rust; cargo fmt
+	@cd clients/typescript; $(PRETTIER) --write --log-level warn
 
 .PHONY: lock
 lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--upgrade takes newer versions

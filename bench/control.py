@@ -32,7 +32,7 @@ async def serve(handlers: Mapping[str, Handler], **ready: object) -> None:
         request = json.loads(line)
         try:
             answer = await handlers[request["command"]](**request["arguments"])
-        except Exception as error:  # noqa: BLE001 - the parent decides what a failed measurement means
+        except Exception as error:  # noqa: BLE001  # the parent decides what a failed measurement means
             answer = {"error": f"{type(error).__name__}: {error}"}
         _say(answer)
 

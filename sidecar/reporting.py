@@ -12,6 +12,7 @@ from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Metrics, Settings, Tracing
 from sidecar.telemetry.exposition import MetricsServer
 from sidecar.telemetry.lag import LoopLag
+from sidecar.telemetry.logs import lost_lines
 from sidecar.telemetry.readings import Reading
 from sidecar.wire.streams import Streams
 from sidecar.workers.catalogue import Catalogue
@@ -65,6 +66,7 @@ async def reporting(
                     generation=catalogue.snapshot.generation,
                     sets=[workers.reading() for workers in catalogue.sets.values()],
                     streams=streams.reading(),
+                    lost_log_lines=lost_lines(),
                 )
 
             await _serve(settings.metrics, pipeline, read, running)

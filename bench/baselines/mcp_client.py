@@ -25,7 +25,7 @@ class Driver:
         client = self._client
         running, done, seen = True, 0, 0
 
-        async def count(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001 - their protocol names them
+        async def count(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  # their protocol names them
             nonlocal seen
             seen += 1
 

@@ -352,6 +352,8 @@ class Call:
         if original.joiners is None:
             original.joiners = []
         original.joiners.append(self)
+        if self.span is not None and original.span is not None:
+            self.span.join(original.span)
         self._set_due(self._pipeline.loop.time())
 
     def effects_so_far(self) -> "SideEffects.ValueType":
@@ -452,7 +454,7 @@ class Call:
     def _hand_over(self) -> None:
         """Lets the first joiner's caller have the call, and settles that of this one as cancelled."""
         heir = (self.joiners or []).pop(0)
-        for name in ("caller", "sink", "tool_call_id", "started_sent", "joins"):
+        for name in ("caller", "sink", "tool_call_id", "started_sent", "joins", "span"):
             mine, its = getattr(self, name), getattr(heir, name)
             setattr(self, name, its)
             setattr(heir, name, mine)

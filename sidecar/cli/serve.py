@@ -16,7 +16,7 @@ from sidecar.config import ConfigRefused, Layer, read
 from sidecar.memory import keep_memory_warm
 from sidecar.serving import serve
 from sidecar.storage import StoreRefused
-from sidecar.telemetry.logs import set_up
+from sidecar.telemetry.logs import flush, set_up
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
         anyio.run(serve, source, file, backend_options={"use_uvloop": True})
     except* (ConfigRefused, StoreRefused) as group:
         refusals.extend(map(str, group.exceptions))
+    flush()
     for refusal in refusals:
         tell(refusal)
     return USAGE if refusals else 0

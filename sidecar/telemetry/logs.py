@@ -1,5 +1,6 @@
 """How log lines look: one record a line, bounded, as text for people or JSON for machines."""
 
+import io
 import json
 import logging
 import os
@@ -8,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, TextIO
+
+from sidecar.telemetry.log_writer import LogWriter
 
 Format = Literal["json", "text"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -41,7 +44,8 @@ def set_up(stream: TextIO, form: Format | None, level: Level) -> None:
     """Sends all that is logged to a stream: the sidecar's and its workers' from this level on, of libraries warnings.
 
     Without a format it is text on a terminal and JSON elsewhere. Colours come on a terminal alone, and none where
-    `NO_COLOR` is set or the terminal is a dumb one.
+    `NO_COLOR` is set or the terminal is a dumb one. A stream with a descriptor is written to by a thread, so that
+    nothing waits where nobody reads it.
     """
     terminal = stream.isatty()
     if (form or ("text" if terminal else "json")) == "json":
@@ -50,13 +54,37 @@ def set_up(stream: TextIO, form: Format | None, level: Level) -> None:
         formatter = TextLines(
             colours=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
         )
-    handler = logging.StreamHandler(stream)
+    handler = _handler_for(stream)
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=(handler,), level=logging.WARNING, force=True)
     for name in _OURS:
         logging.getLogger(name).setLevel(level.upper())
     # A peer that leaves while it is written to is ordinary, and decided elsewhere.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
+
+
+def flush() -> None:
+    """Waits until what was logged is written, at most a second."""
+    for writer in _writers():
+        writer.flush()
+
+
+def lost_lines() -> int:
+    """How many lines were lost since the start: nobody read the log, or it could not be written."""
+    return sum(writer.lost for writer in _writers())
+
+
+def _writers() -> Iterator[LogWriter]:
+    return (handler for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
+
+
+def _handler_for(stream: TextIO) -> logging.Handler:
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:
+        return logging.StreamHandler(stream)
+    stream.flush()
+    return LogWriter(descriptor, stream.encoding)
 
 
 class JsonLines(logging.Formatter):

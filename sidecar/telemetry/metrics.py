@@ -17,7 +17,7 @@ _NAMESPACE = "pillion_"
 _PREFIX = "FAILURE_KIND_"
 _FAILURES = "failures."
 _RESTARTS = "restarts."
-_KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118
+_KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118  # no dict
 _LATE = "late_"
 
 _COUNTERS: Mapping[str, tuple[str, str]] = {
@@ -84,6 +84,7 @@ class Metrics:
         yield from self._calls_of(counts, reading)
         yield from self._workers_of(counts, reading)
         yield from self._wire_of(counts, reading)
+        yield _counter("log_lines_lost", "Lines of the log that nobody read in time.", reading.lost_log_lines)
         for name, (metric, help_) in _COUNTERS.items():
             yield _counter(metric, help_, counts.get(name, 0))
         yield _counters_by(

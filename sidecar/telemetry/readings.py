@@ -45,3 +45,5 @@ class Reading(NamedTuple):
     """Of the catalogue."""
     sets: Sequence[SetReading]
     streams: StreamsReading
+    lost_log_lines: int
+    """Lines of the sidecar's log that nobody read in time."""

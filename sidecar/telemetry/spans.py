@@ -27,6 +27,10 @@ class Span(Protocol):
         """Puts this span in the place of the caller's, in what the caller sent: it is the parent of what follows."""
         ...
 
+    def join(self, other: "Span") -> None:
+        """The call gets what another one with the same idempotency key gets, and its tool runs in that one's trace."""
+        ...
+
     def end(self, how: Ended) -> None:
         """The call has its outcome."""
         ...

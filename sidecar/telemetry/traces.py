@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from sidecar._gen.pillion.v1.context_pb2 import Trace
 from sidecar.telemetry.counters import Counters
@@ -48,7 +48,7 @@ _NO_ERRORS = frozenset(("RESULT", "CANCELLED"))
 class CallSpan:
     """The span of one call that is kept."""
 
-    __slots__ = ("_began", "_id", "_parent", "_state", "_trace", "_tracer")
+    __slots__ = ("_began", "_id", "_joined", "_parent", "_state", "_trace", "_tracer")
 
     def __init__(self, tracer: "OtlpTracer", trace: int, parent: int, state: str) -> None:
         self._tracer = tracer
@@ -56,6 +56,7 @@ class CallSpan:
         self._parent = parent
         self._state = state
         self._id = _new_id(64)
+        self._joined: CallSpan | None = None
         self._began = time_ns()
 
     def carry(self, trace: Trace) -> None:
@@ -63,6 +64,10 @@ class CallSpan:
         trace.traceparent = f"00-{self._trace:032x}-{self._id:016x}-01"
         if not self._parent:
             trace.ClearField("tracestate")
+
+    def join(self, other: Span) -> None:
+        """Links this span to the one of the call that it joined, where that is kept."""
+        self._joined = other if isinstance(other, CallSpan) else None
 
     def end(self, how: Ended) -> None:
         """Gives the span to the exporter."""
@@ -75,15 +80,15 @@ class CallSpan:
             attributes["pillion.worker"] = how.worker
         if how.is_error:
             attributes["pillion.is_error"] = True
-        state = TraceState.from_header([self._state]) if self._state else None
         parent = self._parent
         self._tracer.export(
             ReadableSpan(
                 name=how.tool or _UNKNOWN,
-                context=SpanContext(self._trace, self._id, is_remote=False, trace_flags=_FLAGS, trace_state=state),
+                context=self.context(),
                 parent=SpanContext(self._trace, parent, is_remote=True, trace_flags=_FLAGS) if parent else None,
                 resource=self._tracer.resource,
                 attributes=attributes,
+                links=() if self._joined is None else (Link(self._joined.context()),),
                 kind=SpanKind.SERVER,
                 status=_FINE if how.kind in _NO_ERRORS else Status(StatusCode.ERROR, how.kind),
                 start_time=self._began,
@@ -91,6 +96,11 @@ class CallSpan:
                 instrumentation_scope=_SCOPE,
             )
         )
+
+    def context(self) -> SpanContext:
+        """What others refer to this span by."""
+        state = TraceState.from_header([self._state]) if self._state else None
+        return SpanContext(self._trace, self._id, is_remote=False, trace_flags=_FLAGS, trace_state=state)
 
 
 class _Unkept:
@@ -104,6 +114,9 @@ class _Unkept:
     def carry(self, trace: Trace) -> None:
         trace.traceparent = f"00-{self._trace:032x}-{_new_id(64):016x}-00"
         trace.ClearField("tracestate")
+
+    def join(self, other: Span) -> None:
+        """There is nothing to link."""
 
     def end(self, how: Ended) -> None:
         """There is nothing to tell."""
@@ -173,7 +186,7 @@ class OtlpTracer:
 
         def close() -> None:
             try:
-                self._processor.shutdown()  # type: ignore[no-untyped-call]
+                self._processor.shutdown()  # type: ignore[no-untyped-call]  # theirs
             finally:
                 try:
                     loop.call_soon_threadsafe(tell)

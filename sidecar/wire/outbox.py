@@ -16,6 +16,8 @@ _SMALLEST_LIMIT = 4_096
 _SHORT = len(SHORT_HEADERS)
 _MOST_COUNTED = 2**32 - 1
 _COUNT_BYTES = 6
+"""What the count of lost progress may add to a frame that is queued."""
+
 # Taken from the class: an object of it looks for a method among its fields first.
 _serialized = Frame.SerializeToString
 
@@ -347,8 +349,11 @@ class Outbox:
         self._writing = 0
 
     def limit_frames(self, most: int) -> None:
-        """Sends no larger frames than the peer says it takes; never less than what an outcome needs to say why."""
-        self.largest_frame = max(min(self.largest_frame, most - _COUNT_BYTES), _SMALLEST_LIMIT)
+        """Sends no larger frames than the peer says it takes; never less than what an outcome needs to say why.
+
+        A frame leaves room for what it may have to count once others have given way.
+        """
+        self.largest_frame = min(self.largest_frame, max(most, _SMALLEST_LIMIT) - _COUNT_BYTES)
         self.largest_report = min(self.largest_report, self.largest_frame)
 
     def dropped_as_oversized(self, size: int) -> None:

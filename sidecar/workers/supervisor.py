@@ -84,7 +84,7 @@ class Supervisor:
                 return
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
-            pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311
+            pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311  # no secret
             self._counters.add("restarts")
             self._counters.add(f"restarts.{launch.name}")
             _log.warning("worker %s (%d): %s; next try in %.1f s", launch.name, number + 1, why, pause)

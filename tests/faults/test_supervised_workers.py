@@ -20,8 +20,9 @@ from sidecar.config import ConfigRefused, Settings, Worker
 from sidecar.serving import serve
 from tests.faults.conftest import Inside
 from tests.faults.running import running
-from tests.support import Setup, SocketHost, WorkerLimits, attach, settings, tool
+from tests.support import CallLimits, Setup, SocketHost, WorkerLimits, attach, settings, tool
 from tests.support.process import HOSTED, ROOT
+from tests.support.watch import watched
 
 _PATIENCE = 20.0
 _POLL_SECONDS = 0.02
@@ -50,7 +51,8 @@ async def supervise(tmp_path: Path) -> AsyncIterator[Supervise]:
     hosts: list[SocketHost] = []
 
     async def start(*command: str, limits: WorkerLimits = LIMITS, **fields: Any) -> SocketHost:
-        made_with = settings(Setup(workers=limits), "unix", tmp_path)
+        # A call waits for a process that is being started again.
+        made_with = settings(Setup(calls=CallLimits(worker_wait=_PATIENCE), workers=limits), "unix", tmp_path)
         worker = Worker(name="started", command=command, environment=PATHS, **fields)
         host = SocketHost("unix", made_with.model_copy(update={"worker": (*made_with.worker, worker)}))
         await host.open()
@@ -82,18 +84,30 @@ async def until(condition: Callable[[], object], what: str) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-class Said:
+class Said(logging.Handler):
     """What the sidecar logs."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        super().__init__()
         caplog.set_level(logging.INFO)
         self._caplog = caplog
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._loop.call_soon_threadsafe(self._news.set)
 
     def times(self, text: str) -> int:
         return sum(text in message for message in self._caplog.messages)
 
     async def so(self, text: str, times: int = 1) -> None:
-        await until(lambda: self.times(text) >= times, repr(text))
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while self.times(text) < times:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{text!r} was not said within {_PATIENCE:g} s") from None
 
     def of_worker(self) -> list[logging.LogRecord]:
         """What the worker printed."""
@@ -101,8 +115,11 @@ class Said:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    return Said(caplog)
+async def said(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Said]:
+    said = Said(caplog)
+    logging.getLogger().addHandler(said)
+    yield said
+    logging.getLogger().removeHandler(said)
 
 
 async def others_are_served(host: SocketHost) -> None:
@@ -113,17 +130,11 @@ async def others_are_served(host: SocketHost) -> None:
 
 async def answers(host: SocketHost, name: str = "pid") -> Any:
     """What a tool of the started worker says, once it is attached."""
-    caller = await host.caller()
-    async with asyncio.timeout(_PATIENCE):
-        while True:
-            outcome = await caller.call(name)
-            if outcome.HasField("result"):
-                return json.loads(outcome.result.json)
-            assert outcome.failure.kind in (
-                FailureKind.FAILURE_KIND_UNKNOWN_TOOL,
-                FailureKind.FAILURE_KIND_UNAVAILABLE,
-            )
-            await asyncio.sleep(_POLL_SECONDS)
+    async with watched(host.callers_at) as watch:
+        await watch.has(name)
+    outcome = await (await host.caller()).call(name)
+    assert outcome.HasField("result"), outcome
+    return json.loads(outcome.result.json)
 
 
 # --- commands that cannot be run
@@ -233,13 +244,14 @@ async def test_what_is_printed_is_logged_by_bounded_lines_whatever_it_is(
 
 
 async def test_what_is_printed_during_a_call_is_tied_to_it(supervise: Supervise, said: Said) -> None:
-    host = await supervise(*hosted("shout"))
+    host = await supervise(*hosted("shout", "pid"))
     caller = await host.caller()
-    await answers(host, "shout")
+    await answers(host)
     call = await caller.start("shout", {"text": "of the second"})
     started = await caller.started(call)
-    await caller.outcome(call)
     await said.so("of the second")
+    await caller.cancel(call)
+    await caller.outcome(call)
     (record,) = [record for record in said.of_worker() if record.getMessage() == "of the second"]
     assert record.__dict__["execution_id"] == started.execution_id
 

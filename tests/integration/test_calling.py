@@ -28,11 +28,11 @@ class Program:
         )
         self.environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}"}
 
-    def open(self, *arguments: str, **options: object) -> "subprocess.Popen[str]":
+    def open(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
         """Starts a command."""
         return subprocess.Popen(
             [sys.executable, "-m", "sidecar", *arguments],
-            env=self.environment | dict(options),  # type: ignore[arg-type]  # variables are texts
+            env=self.environment | variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

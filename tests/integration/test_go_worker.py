@@ -218,6 +218,8 @@ async def test_what_is_queued_rides_in_one_message(stream: Sidecar) -> None:
         invokes.append(frame)
     for begin in range(0, 400, 100):
         await stream.send(*invokes[begin : begin + 100])
+    # What the worker cannot send, nobody is told: this is time for it to end its calls, and if it is too short the
+    # messages are only smaller.
     await asyncio.sleep(0.5)
     before = stream.messages
     stream.resume()

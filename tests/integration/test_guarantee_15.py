@@ -3,14 +3,10 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import grpc.aio
-
-from sidecar._gen.pillion.v1.execute_pb2 import WatchToolsRequest, WatchToolsResponse
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from tests.support import CallerPeer, SidecarProcess, StartProcess, hosted, on_unix
+from tests.support import CallerPeer, StartProcess, hosted, on_unix
+from tests.support.watch import watched
 
 LIMITS = "[limits.calls]\nworker_wait = 25\n"
 CHANGING, GOING = 150, 50
@@ -20,57 +16,23 @@ AFTER = LIMITS + hosted("changes", "label wait", "--label", "two") + STAYS + hos
 PATIENCE = 30.0
 
 
-class Watch:
-    """What the catalogue was, from snapshot to snapshot."""
-
-    def __init__(self) -> None:
-        self.seen: list[set[str]] = []
-        self._news = asyncio.Event()
-
-    async def run(self, channel: grpc.aio.Channel) -> None:
-        watch: grpc.aio.UnaryStreamMultiCallable[WatchToolsRequest, WatchToolsResponse] = channel.unary_stream(
-            "/pillion.v1.ToolHostService/WatchTools",
-            WatchToolsRequest.SerializeToString,
-            WatchToolsResponse.FromString,
-        )
-        async for answer in watch(WatchToolsRequest()):
-            self.seen.append({tool.name for tool in answer.tools})
-            self._news.set()
-
-    async def until(self, *names: str) -> None:
-        """Returns once exactly these tools are there."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.seen or self.seen[-1] != set(names):
-                self._news.clear()
-                await self._news.wait()
-
-
-@asynccontextmanager
-async def watched(process: SidecarProcess) -> AsyncIterator[Watch]:
-    watch = Watch()
-    async with grpc.aio.insecure_channel(process.callers_at) as channel:
-        task = asyncio.ensure_future(watch.run(channel))
-        try:
-            yield watch
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
 class Load:
     """One call after another, until it is ended."""
 
     def __init__(self, caller: CallerPeer) -> None:
         self.labels: list[str] = []
+        self._news = asyncio.Event()
         self._caller = caller
         self._ended = False
         self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(lambda _: self._news.set())
 
     async def _run(self) -> None:
         while not self._ended:
             outcome = await self._caller.call("label", timeout=PATIENCE)
             assert outcome.HasField("result"), outcome
             self.labels.append(outcome.result.json.decode())
+            self._news.set()
 
     async def until(self, label: str) -> None:
         """Returns once this was the answer."""
@@ -78,7 +40,8 @@ class Load:
             while label not in self.labels:
                 if self._task.done():
                     await self._task
-                await asyncio.sleep(0.02)
+                self._news.clear()
+                await self._news.wait()
 
     async def end(self) -> None:
         self._ended = True
@@ -89,7 +52,7 @@ class Load:
 async def test_guarantee_15_a_reload_under_load_loses_no_call_and_no_tool(start_process: StartProcess) -> None:
     process = await start_process(BEFORE)
     caller = await process.caller()
-    async with watched(process) as watch:
+    async with watched(process.callers_at) as watch:
         await watch.until("label", "wait", "clock", "pid")
         since = len(watch.seen)
         pid = (await caller.call("pid")).result.json
@@ -133,8 +96,9 @@ async def test_guarantee_15_a_bad_file_keeps_what_runs(start_process: StartProce
     caller = await process.caller()
     pid = (await caller.call("pid")).result.json
     assert (await caller.call("label")).result.json == b'"one"'
-    async with watched(process) as watch:
+    async with watched(process.callers_at) as watch:
         await watch.until("label", "wait", "clock", "pid")
+        since = len(watch.seen)
         running = await caller.start("wait", {"seconds": 3.0})
         for times, text in enumerate(BAD.values(), 1):
             process.write(text)
@@ -143,7 +107,7 @@ async def test_guarantee_15_a_bad_file_keeps_what_runs(start_process: StartProce
             assert (await caller.call("label")).result.json == b'"one"'
         assert (await caller.call("pid")).result.json == pid
         assert (await caller.outcome(running)).result.json == b'"one"'
-        assert watch.seen == [watch.seen[0]] * len(watch.seen)
+        assert all(seen == watch.seen[since - 1] for seen in watch.seen[since:])
         assert not any(": reloaded" in line for line in process.said)
 
 
@@ -162,7 +126,7 @@ async def test_guarantee_15_a_change_of_the_file_is_enough(start_process: StartP
 async def test_guarantee_15_an_outage_empties_no_catalogue(start_process: StartProcess) -> None:
     process = await start_process(LIMITS + hosted("outage", "pid") + hosted("other", "label", "--label", "one"))
     caller = await process.caller()
-    async with watched(process) as watch:
+    async with watched(process.callers_at) as watch:
         await watch.until("label", "pid")
         before = len(watch.seen)
         pid = int((await caller.call("pid")).result.json)

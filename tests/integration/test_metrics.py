@@ -294,7 +294,7 @@ def _everything() -> Measured:
     durations.add(0.003)
     durations.add(1e6)
     sets = [SetReading("main", {"active": 1}, 2, 1, 0, 3)]
-    reading = Reading(1, 2, 3, sets, StreamsReading(1, 0, 10, 2, 1))
+    reading = Reading(1, 2, 3, sets, StreamsReading(1, 0, 10, 2, 1), 4)
     return Measured(counters, durations, Durations(), lambda: reading)
 
 
@@ -313,7 +313,7 @@ def test_both_formats_are_well_formed() -> None:
     assert content_type.startswith("application/openmetrics-text")
     names = {
         family.name
-        for family in openmetrics.text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+        for family in openmetrics.text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]  # theirs
     }
     content_type, text = render(_everything().page(), "text/plain")
     assert content_type.startswith("text/plain")

@@ -154,7 +154,7 @@ async def test_a_caller_prints_reports_as_they_come_and_the_result_byte_for_byte
     assert await caller.finish() == (0, result + b"\n", [])
 
 
-@pytest.mark.parametrize("language", ["go", "rust", "typescript"])
+@in_every_language
 async def test_a_caller_shows_a_report_without_a_message_as_it_is(
     language: str, socket_host: SocketHost, run: Run
 ) -> None:

@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from pydantic import ValidationError
 
 from sidecar._gen.pillion.v1.context_pb2 import Trace
 from sidecar.config import ConfigRefused, Tracing
@@ -273,6 +274,54 @@ async def test_every_call_has_one_span_that_says_how_it_ended_and_quotes_nothing
 
 
 @on_unix
+@pytest.mark.parametrize("leaves", [False, True], ids=["both stay", "the first leaves"])
+async def test_a_call_that_joined_another_links_to_it(sink: Sink, start_tracing: StartTracing, leaves: bool) -> None:
+    host = await start_tracing(sink.port)
+    worker, first, second = await attach(host), await host.caller(), await host.caller()
+    other_trace = _PARENT.replace("0af7", "1bf8")
+    call = await first.start(idempotency_key="k", tool_call_id="first", trace=Trace(traceparent=_PARENT))
+    invocation = await worker.next_invoke()
+    joined = await second.start(
+        idempotency_key="k", tool_call_id="second", trace=Trace(traceparent=other_trace, tracestate="a=1")
+    )
+    await second.flush()
+    if leaves:
+        await first.cancel(call)
+        await first.outcome(call)
+    await worker.result(invocation.call)
+    await second.outcome(joined)
+    if not leaves:
+        await first.outcome(call)
+
+    spans = {attributes(span)["pillion.tool_call_id"]: span for span in await sink.of("pillion", 2)}
+    assert spans["first"].trace_id.hex() == _PARENT.split("-")[1]
+    assert spans["second"].trace_id.hex() == other_trace.split("-")[1]
+    assert attributes(spans["first"])["pillion.outcome"] == ("CANCELLED" if leaves else "RESULT")
+    assert attributes(spans["second"])["pillion.outcome"] == "RESULT"
+    # The tool runs in the trace of the first.
+    assert context_of(invocation.context.trace)[1] == spans["first"].span_id.hex()
+    [link] = spans["second"].links
+    assert (link.trace_id, link.span_id) == (spans["first"].trace_id, spans["first"].span_id)
+    assert not spans["first"].links
+
+
+@on_unix
+async def test_a_call_that_joined_one_whose_trace_is_not_kept_has_no_link(
+    sink: Sink, start_tracing: StartTracing
+) -> None:
+    host = await start_tracing(sink.port, ratio=0.0)
+    worker, caller = await attach(host), await host.caller()
+    await caller.start(idempotency_key="k")
+    invocation = await worker.next_invoke()
+    joined = await caller.start(idempotency_key="k", trace=Trace(traceparent=_PARENT))
+    await caller.flush()
+    await worker.result(invocation.call)
+    await caller.outcome(joined)
+    [span] = await sink.of("pillion")
+    assert not span.links
+
+
+@on_unix
 async def test_spans_are_flushed_at_the_stop(sink: Sink, tmp_path: Path, transport: str) -> None:
     tracing = Tracing(endpoint=f"http://127.0.0.1:{sink.port}", service="mine")
     host = SocketHost(transport, settings(Setup(), transport, tmp_path).model_copy(update={"tracing": tracing}))
@@ -340,9 +389,9 @@ async def test_without_tracing_the_callers_trace_is_passed_on_unchanged(memory_h
     ],
 )
 def test_what_is_no_endpoint_is_refused_and_not_quoted(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="write http://127") as refusal:
+    with pytest.raises(ValidationError, match="write http://127") as refusal:
         Tracing(endpoint=endpoint)
-    assert "canary" not in refusal.value.errors()[0]["msg"]  # type: ignore[attr-defined]
+    assert "canary" not in refusal.value.errors()[0]["msg"]
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1])

@@ -2,6 +2,7 @@ import copy
 import enum
 import json
 import pickle
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,15 @@ from pillion._gen.pillion.v1.outcome_pb2 import Failure
     ],
     ids=["kinds", "codes", "effects", "side effects", "cancel", "scopes", "reasons"],
 )
-def test_numbers_are_those_of_the_protocol(ours: type[enum.IntEnum], theirs: object, prefix: str) -> None:
-    named = {name.removeprefix(prefix): number for name, number in theirs.items() if number}  # type: ignore[attr-defined]
+def test_numbers_are_those_of_the_protocol(ours: type[enum.IntEnum], theirs: Any, prefix: str) -> None:
+    named = {name.removeprefix(prefix): number for name, number in theirs.items() if number}
     assert {member.name: member.value for member in ours} == named
 
 
 @pytest.mark.parametrize("kind", errors.FailureKind, ids=lambda kind: kind.name)
 def test_every_kind_has_its_class(kind: errors.FailureKind) -> None:
     failure = Failure(message="why", retryable=True, side_effects=outcome_pb2.SIDE_EFFECTS_NONE)
-    failure.kind = kind.value  # type: ignore[assignment]
+    failure.kind = kind.value  # type: ignore[assignment]  # the same numbers
     failure.retry_after.FromMilliseconds(1_500)
     failure.issues.add(path="/a", rule="required", message="a")
     error = _failures.failed(failure)
@@ -45,13 +46,14 @@ def test_every_kind_has_its_class(kind: errors.FailureKind) -> None:
 
 
 def test_kinds_that_differ_have_classes_that_differ() -> None:
-    classes = {type(_failures.failed(Failure(kind=kind.value))) for kind in errors.FailureKind}  # type: ignore[arg-type]
+    numbers: list[Any] = [kind.value for kind in errors.FailureKind]
+    classes = {type(_failures.failed(Failure(kind=number))) for number in numbers}
     assert len(classes) == len(errors.FailureKind)
 
 
 def test_an_unknown_kind_is_internal_and_unknown_side_effects_are_possible() -> None:
     failure = Failure()
-    failure.kind = 99  # type: ignore[assignment]
+    failure.kind = 99  # type: ignore[assignment]  # of a later protocol
     error = _failures.failed(failure)
     assert isinstance(error, errors.InternalFailure)
     assert error.side_effects is _facts.SideEffects.POSSIBLE
@@ -66,7 +68,7 @@ def test_timeouts_are_pythons_too() -> None:
 @pytest.mark.parametrize("code", errors.ReplyCode, ids=lambda code: code.name)
 def test_every_code_has_a_class(code: errors.ReplyCode) -> None:
     reply = outbound_pb2.ReplyError(message="why")
-    reply.code = code.value  # type: ignore[assignment]
+    reply.code = code.value  # type: ignore[assignment]  # the same numbers
     error = _refusals.refused(reply)
     assert error.code is code
     if code is not errors.ReplyCode.INTERNAL:
@@ -85,7 +87,7 @@ def test_a_peers_error_is_unaltered() -> None:
 def test_what_is_withheld_neither_prints_nor_serialises(cls: type[_facts.Withheld]) -> None:
     value = cls("canary")
     assert value.reveal() == "canary"
-    for text in (str(value), repr(value), f"{value}", f"{value:>40}", "%s" % value, repr([value])):  # noqa: UP031
+    for text in (str(value), repr(value), f"{value}", f"{value:>40}", "%s" % value, repr([value])):  # noqa: UP031  # one of them
         assert "canary" not in text
     for serialise in (pickle.dumps, copy.copy, copy.deepcopy, json.dumps):
         with pytest.raises(TypeError):

@@ -34,7 +34,7 @@ class Summary(BaseModel):
 
 
 @pillion.tool(effects=pillion.READ, title="A title", timeout=2.5, max_timeout=10, concurrency=3)
-async def rich(  # noqa: PLR0917  # one parameter of each type
+async def rich(  # noqa: PLR0913, PLR0917  # one parameter of each type
     text: str,
     ctx: pillion.ToolContext,
     count: Annotated[int, Field(ge=1, le=9, description="How many.")] = 3,
@@ -46,7 +46,7 @@ async def rich(  # noqa: PLR0917  # one parameter of each type
     key: uuid.UUID | None = None,
     data: bytes = b"",
     kind: Literal["a", "b"] = "a",
-    tags: set[str] = Field(default_factory=set),  # noqa: B008
+    tags: set[str] = Field(default_factory=set),  # noqa: B008  # as pydantic has it
     maximum: float = Field(default=0.5, gt=0),
 ) -> Summary:
     """Does a thing.
@@ -135,7 +135,7 @@ def test_an_open_tool_takes_anything_exactly() -> None:
 
 def test_no_value_and_null_differ() -> None:
     async def nothing() -> None: ...
-    async def unsaid():  # type: ignore[no-untyped-def]  # noqa: ANN202
+    async def unsaid():  # type: ignore[no-untyped-def]  # noqa: ANN202  # that it says nothing is the point
         ...
     async def maybe() -> int | None: ...
     async def whatever() -> Any: ...
@@ -194,7 +194,7 @@ async def yields() -> Any:
     yield 1
 
 
-def unknown(value: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def unknown(value: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821  # there is none
 
 
 class Opaque: ...
@@ -230,7 +230,7 @@ async def test_a_tool_is_still_the_function_it_was() -> None:
 
 def test_a_bare_parameter_named_ctx_takes_the_context() -> None:
     @pillion.tool
-    async def bare(ctx, a: int) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    async def bare(ctx, a: int) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001  # the point
         return a
 
     assert bare.arguments.context_parameter == "ctx"

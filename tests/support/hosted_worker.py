@@ -1,7 +1,7 @@
 """A worker that a sidecar starts, whose tools and bad habits its arguments name.
 
 Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
-the latter with the time, `block` keeps a thread busy for as long, and `shout` prints a text.
+the latter with the time, `block` keeps a thread busy for as long, and `shout` prints a text and runs until cancelled.
 """
 
 import argparse
@@ -116,7 +116,7 @@ class Worker:
                 return os.getpid()
             case "shout":
                 print(arguments.get("text", ""), flush=True)
-                await asyncio.sleep(0.3)
+                await self.running[call].wait()
                 return None
             case "label":
                 return self.label

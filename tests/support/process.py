@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.caller import CallerPeer
@@ -31,14 +31,26 @@ class SidecarProcess:
     """`python -m sidecar` over unix sockets in a directory, which outlives it: start it again after a kill.
 
     `write` gives it other workers, which a running one takes over when it sees them. What it says is kept in `said`.
+    It is started by the command `within`, if there is one, and sees `environment`, where a variable may be left out.
     """
 
     transport = "unix"
 
-    def __init__(self, directory: Path, sets: Mapping[str, frozenset[str]] = SETS) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sets: Mapping[str, frozenset[str]] = SETS,
+        *,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self._within = within
+        self._environment = environment or {}
         self.said: list[str] = []
         """The lines of its log so far."""
         self._news = asyncio.Event()
+        self._hears = asyncio.Event()
+        self._hears.set()
         self._reader: asyncio.Task[None] | None = None
         self.callers_at = f"unix:{directory}/callers.sock"
         self.workers_at = f"unix:{directory}/workers.sock"
@@ -72,15 +84,21 @@ class SidecarProcess:
 
     async def start(self) -> None:
         """Starts it; returns once it says that it listens."""
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}", "PYTHONUNBUFFERED": "1"}
+        environment: dict[str, str | None] = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}",
+            "PYTHONUNBUFFERED": "1",
+            **self._environment,
+        }
         self._process = process = await asyncio.create_subprocess_exec(
+            *self._within,
             sys.executable,
             *("-m", "sidecar", "--config", str(self.config)),
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
             cwd=ROOT,
-            env=environment,
+            env={name: value for name, value in environment.items() if value is not None},
         )
         self.said.clear()
         self._reader = asyncio.ensure_future(self._read(process))
@@ -98,12 +116,21 @@ class SidecarProcess:
         except TimeoutError:
             raise AssertionError(f"it did not say {text!r}, but:\n{''.join(self.said)}") from None
 
+    def ignore(self) -> None:
+        """Reads what it says no more, until `listen`: soon what it writes to is full."""
+        self._hears.clear()
+
+    def listen(self) -> None:
+        """Reads on."""
+        self._hears.set()
+
     async def _read(self, process: Process) -> None:
         assert process.stderr is not None
         try:
             async for line in process.stderr:
                 self.said.append(line.decode(errors="replace"))
                 self._news.set()
+                await self._hears.wait()
         finally:
             self._news.set()
 
@@ -153,6 +180,7 @@ class SidecarProcess:
         try:
             async with asyncio.timeout(_END_PATIENCE):
                 await process.wait()
+                self.listen()
                 if self._reader is not None:
                     await self._reader
         finally:

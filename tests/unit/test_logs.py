@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.worker_pb2 import Log, LogLevel, Reattach
 from sidecar.config import Settings, Worker
 from sidecar.launches import grant_of, launch_of
-from sidecar.telemetry.logs import Format, JsonLines, TextLines, set_up
+from sidecar.telemetry.logs import Format, JsonLines, TextLines, flush, lost_lines, set_up
 from tests.support import Host, MemoryHost, attach, token_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +178,36 @@ def test_json_can_be_written_in_any_locale(loggers: None, encoding: str) -> None
     set_up(io.TextIOWrapper(raw, encoding, write_through=True), None, "info")
     logging.getLogger("sidecar").info("é 🂡 \udcff")
     assert json.loads(raw.getvalue())["message"] == "é 🂡 \\udcff"
+
+
+def test_lines_that_cannot_be_written_are_counted_and_told_once_they_can(loggers: None, tmp_path: Path) -> None:
+    log = logging.getLogger("sidecar")
+    with Path("/dev/full").open("w", encoding="utf-8") as stream, (tmp_path / "log").open("wb") as free:
+        set_up(stream, "json", "info")
+        for number in range(3):
+            log.info("line %d", number)
+            flush()
+        assert lost_lines() == 3
+        os.dup2(free.fileno(), stream.fileno())
+        log.info("line %d", 3)
+        flush()
+        assert lost_lines() == 3
+        logging.getLogger().handlers[0].close()
+    said = [json.loads(line)["message"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert said == ["line 3", "3 log lines were lost: nobody read the log, or its disk is full"]
+
+
+def test_a_line_longer_than_a_pipe_is_whole_on_one_that_does_not_block(loggers: None) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb") as reader, open(writing, "w", encoding="utf-8") as stream:  # noqa: PTH123  # descriptors
+        set_up(stream, "text", "info")
+        for _ in range(20):
+            logging.getLogger("sidecar").info("x" * 8_000)
+        lines = [reader.readline() for _ in range(20)]
+        logging.getLogger().handlers[0].close()
+    assert [line.count(b"x") for line in lines] == [8_000] * 20
+    assert all(line.endswith(b"x\n") for line in lines)
 
 
 async def test_a_line_of_a_worker_says_whose_it_is(host: Host, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar.wire.batch import FrameHead, header
+from sidecar.wire.batch import FrameHead, header, parse
 from sidecar.wire.limits import KIB, MIB, WireLimits
-from sidecar.wire.outbox import Outbox
+from sidecar.wire.outbox import Lane, Outbox
 from sidecar.wire.transport import StreamLost
 from tests.wire.conftest import Opens
 from tests.wire.frames import batch, outcome, progress, sized_outcome, start
@@ -61,7 +61,23 @@ def test_a_peer_may_not_ask_for_frames_too_small_to_say_why_or_larger_than_the_l
     outbox.limit_frames(10 * largest)
     assert outbox.largest_frame == largest
     outbox.limit_frames(1)
-    assert outbox.largest_frame == 4 * KIB
+    assert 4_000 < outbox.largest_frame <= 4 * KIB
+
+
+@pytest.mark.parametrize("lost", [1, 1_000, 2**32 - 1])
+def test_a_frame_that_comes_to_count_others_is_within_what_the_peer_takes(lost: int) -> None:
+    outbox = Outbox(WireLimits(progress_kept=1), lambda: None)
+    outbox.limit_frames(5 * KIB)
+    lane = Lane(outbox, 1)
+    lane.report(progress(b"given way", coalesced=lost - 1))
+    assert lane.send(sized_outcome(outbox.largest_frame, call=1))
+    lane.report(progress(b"newer"))
+    message = outbox.drain()
+    assert message is not None
+    frame, newer = parse(message)
+    assert newer.progress.payload == b"newer"
+    assert (frame.WhichOneof("body"), frame.coalesced) == ("outcome", lost)
+    assert 5 * KIB - 6 < frame.ByteSize() <= 5 * KIB
 
 
 async def test_progress_of_exactly_the_inline_limit_is_sent(link: Link) -> None:

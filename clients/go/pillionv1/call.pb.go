@@ -40,7 +40,7 @@ const (
 	StreamErrorReason_STREAM_ERROR_REASON_MALFORMED_MESSAGE StreamErrorReason = 4
 	// A frame in the wrong direction, or a second hello.
 	StreamErrorReason_STREAM_ERROR_REASON_PROTOCOL StreamErrorReason = 5
-	// No protocol version is spoken by both.
+	// No protocol version is spoken by both. To a caller alone; its stream then ends, with `OK`.
 	StreamErrorReason_STREAM_ERROR_REASON_VERSION StreamErrorReason = 6
 )
 
@@ -224,7 +224,7 @@ func (x *Limits) GetMaxInFlight() uint32 {
 // Opens a caller's stream with what it can do.
 //
 // Direction: caller to sidecar, on call 0. Legal: once, before any other frame; optional: without it the protocol is
-// 1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`.
+// 1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`, or a `StreamError` with VERSION.
 type CallerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The oldest version spoken. Unset: 1.0.
@@ -1133,9 +1133,9 @@ func (x *Draining) GetGrace() *durationpb.Duration {
 	return nil
 }
 
-// Something was wrong that belongs to no call, or to none that is open. The stream goes on.
+// Something was wrong that belongs to no call, or to none that is open. The stream goes on, except after VERSION.
 //
-// Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing.
+// Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing; after VERSION, the end.
 type StreamError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The call id it is about. Unset: none in particular.

@@ -1,8 +1,8 @@
 """How a call can fail, a class for each kind, and what a caller's own connection adds to them."""
 
 import enum
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pillion._facts import SideEffects, seconds_of
 from pillion._gen.pillion.v1.outcome_pb2 import Failure
@@ -324,7 +324,8 @@ def side_effects_of(number: int) -> SideEffects:
 
 def copied(error: CallFailed) -> CallFailed:
     """The same exception once more, since one that is raised twice would gather tracebacks."""
-    twin: Any = type(error)(
+    make: Callable[..., CallFailed] = type(error)
+    twin = make(
         error.message,
         retryable=error.retryable,
         retry_after=error.retry_after,
@@ -332,4 +333,4 @@ def copied(error: CallFailed) -> CallFailed:
         issues=error.issues,
     )
     twin.execution_id, twin.tool_call_id = error.execution_id, error.tool_call_id
-    return twin  # type: ignore[no-any-return]
+    return twin

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
+from contextlib import suppress
 
 from grpc import aio
 
@@ -20,8 +21,10 @@ async def call(target: str, tool: str, arguments: str) -> str | None:
                 for frame in message.frames:
                     match frame.WhichOneof("body"):
                         case "progress":
-                            report = json.loads(frame.progress.payload)
-                            print(report.get("message") if isinstance(report, dict) else report, file=sys.stderr)
+                            report = frame.progress.payload.decode(errors="replace")
+                            with suppress(ValueError, TypeError, LookupError, RecursionError):  # It has no message.
+                                report = str.strip(json.loads(report)["message"])
+                            print(report, file=sys.stderr)
                         case "outcome" if frame.outcome.HasField("result"):
                             print(frame.outcome.result.json.decode())
                             return "The tool says that this is an error." if frame.outcome.result.is_error else None
@@ -33,7 +36,6 @@ async def call(target: str, tool: str, arguments: str) -> str | None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Runs one tool.")
-    for name in ("target", "tool", "arguments"):
-        parser.add_argument(name)
-    sys.exit(asyncio.run(call(**vars(parser.parse_args()))))
+    parser = argparse.ArgumentParser(usage="%(prog)s TARGET TOOL ARGUMENTS")
+    parser.add_argument("call", nargs=3)
+    sys.exit(asyncio.run(call(*parser.parse_args().call)))

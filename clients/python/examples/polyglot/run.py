@@ -134,7 +134,7 @@ def wait_until_serving(name: str, process: subprocess.Popen[bytes], channel: grp
         with suppress(grpc.RpcError):  # It does not listen yet, or does not know the service yet.
             if check(HealthCheckRequest(service=service), timeout=1).status == HealthCheckResponse.SERVING:
                 return
-        time.sleep(0.05)
+        interrupted.wait(0.05)
     raise DemoFailed(f"The {name} was not ready within {READY_SECONDS} s.")
 
 
@@ -193,7 +193,7 @@ def call(home: Path, language: str, tool: Tool) -> tuple[bytes, str]:
     begun, reports = time.perf_counter(), 0
     with (home / "result").open("w+b") as output:
         with running("caller", command, stdout=output, stderr=subprocess.PIPE) as caller:
-            assert caller.stderr is not None  # noqa: S101 -- it is a pipe, which the type does not say
+            assert caller.stderr is not None  # noqa: S101  # it is a pipe, which the type does not say
             # One thread ends a caller that takes too long or is not wanted any more. It may outlive the call.
             threading.Thread(target=end_in_time, args=(caller,), daemon=True).start()
             for line in caller.stderr:

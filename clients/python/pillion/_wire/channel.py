@@ -115,7 +115,7 @@ class GrpcTransport:
         if message is grpc.aio.EOF:
             code = await self._call.code()
             raise StreamEnded(None if code is grpc.StatusCode.OK else code, await self._call.details() or "")
-        return message  # type: ignore[no-any-return]
+        return message  # type: ignore[no-any-return]  # the types of grpc leave it open
 
     async def write(self, message: bytes) -> None:
         """Hands over a message; waits for a slow reader.

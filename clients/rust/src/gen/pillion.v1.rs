@@ -1913,7 +1913,7 @@ pub struct Limits {
 /// Opens a caller's stream with what it can do.
 ///
 /// Direction: caller to sidecar, on call 0. Legal: once, before any other frame; optional: without it the protocol is
-/// 1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`.
+/// 1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`, or a `StreamError` with VERSION.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CallerHello {
     /// The oldest version spoken. Unset: 1.0.
@@ -2132,9 +2132,9 @@ pub struct Draining {
     #[prost(message, optional, tag="1")]
     pub grace: ::core::option::Option<::prost_types::Duration>,
 }
-/// Something was wrong that belongs to no call, or to none that is open. The stream goes on.
+/// Something was wrong that belongs to no call, or to none that is open. The stream goes on, except after VERSION.
 ///
-/// Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing.
+/// Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing; after VERSION, the end.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StreamError {
     /// The call id it is about. Unset: none in particular.
@@ -2163,7 +2163,7 @@ pub enum StreamErrorReason {
     MalformedMessage = 4,
     /// A frame in the wrong direction, or a second hello.
     Protocol = 5,
-    /// No protocol version is spoken by both.
+    /// No protocol version is spoken by both. To a caller alone; its stream then ends, with `OK`.
     Version = 6,
 }
 impl StreamErrorReason {

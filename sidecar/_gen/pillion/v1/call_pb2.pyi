@@ -40,7 +40,7 @@ class _StreamErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Str
     STREAM_ERROR_REASON_PROTOCOL: _StreamErrorReason.ValueType  # 5
     """A frame in the wrong direction, or a second hello."""
     STREAM_ERROR_REASON_VERSION: _StreamErrorReason.ValueType  # 6
-    """No protocol version is spoken by both."""
+    """No protocol version is spoken by both. To a caller alone; its stream then ends, with `OK`."""
 
 class StreamErrorReason(_StreamErrorReason, metaclass=_StreamErrorReasonEnumTypeWrapper):
     """What was wrong with a frame that belongs to no call."""
@@ -58,7 +58,7 @@ STREAM_ERROR_REASON_MALFORMED_MESSAGE: StreamErrorReason.ValueType  # 4
 STREAM_ERROR_REASON_PROTOCOL: StreamErrorReason.ValueType  # 5
 """A frame in the wrong direction, or a second hello."""
 STREAM_ERROR_REASON_VERSION: StreamErrorReason.ValueType  # 6
-"""No protocol version is spoken by both."""
+"""No protocol version is spoken by both. To a caller alone; its stream then ends, with `OK`."""
 Global___StreamErrorReason: _TypeAlias = StreamErrorReason  # noqa: Y015
 
 @_typing.final
@@ -126,7 +126,7 @@ class CallerHello(_message.Message):
     """Opens a caller's stream with what it can do.
 
     Direction: caller to sidecar, on call 0. Legal: once, before any other frame; optional: without it the protocol is
-    1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`.
+    1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`, or a `StreamError` with VERSION.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -643,9 +643,9 @@ Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class StreamError(_message.Message):
-    """Something was wrong that belongs to no call, or to none that is open. The stream goes on.
+    """Something was wrong that belongs to no call, or to none that is open. The stream goes on, except after VERSION.
 
-    Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing.
+    Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing; after VERSION, the end.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

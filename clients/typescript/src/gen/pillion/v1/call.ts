@@ -27,7 +27,7 @@ export enum StreamErrorReason {
   STREAM_ERROR_REASON_MALFORMED_MESSAGE = 4,
   /** STREAM_ERROR_REASON_PROTOCOL - A frame in the wrong direction, or a second hello. */
   STREAM_ERROR_REASON_PROTOCOL = 5,
-  /** STREAM_ERROR_REASON_VERSION - No protocol version is spoken by both. */
+  /** STREAM_ERROR_REASON_VERSION - No protocol version is spoken by both. To a caller alone; its stream then ends, with `OK`. */
   STREAM_ERROR_REASON_VERSION = 6,
   UNRECOGNIZED = -1,
 }
@@ -56,7 +56,7 @@ export interface Limits {
  * Opens a caller's stream with what it can do.
  *
  * Direction: caller to sidecar, on call 0. Legal: once, before any other frame; optional: without it the protocol is
- * 1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`.
+ * 1.0 and the caller answers no requests. Must follow: the sidecar's `HostHello`, or a `StreamError` with VERSION.
  */
 export interface CallerHello {
   /** The oldest version spoken. Unset: 1.0. */
@@ -288,9 +288,9 @@ export interface Draining {
 }
 
 /**
- * Something was wrong that belongs to no call, or to none that is open. The stream goes on.
+ * Something was wrong that belongs to no call, or to none that is open. The stream goes on, except after VERSION.
  *
- * Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing.
+ * Direction: sidecar to caller and to worker, on call 0. Legal: any time. Must follow: nothing; after VERSION, the end.
  */
 export interface StreamError {
   /** The call id it is about. Unset: none in particular. */

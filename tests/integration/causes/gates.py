@@ -1,0 +1,134 @@
+"""Causes at the gates: the tool is not run."""
+
+from typing import Any
+
+from sidecar._gen.pillion.v1.call_pb2 import ResumeTicket
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure
+from sidecar._gen.pillion.v1.tool_pb2 import CredentialNeed
+from sidecar.policy import Decision
+from sidecar.scope import Principal, Scope
+from tests.integration.causes.stage import KIB, MIB, Stage, happens
+from tests.support import CallLimits, WireLimits, quiet
+
+
+def at_the_gates(cause: str, *arguments: Any, **fields: Any) -> None:
+    """A cause that is in the `Start` itself."""
+
+    @happens(cause, "no")
+    async def refused(stage: Stage) -> Failure:
+        await stage.open()
+        await stage.attach(input_schema={"type": "object", "properties": {"count": {"type": "integer"}}})
+        return await stage.fails(*arguments, **fields)
+
+
+at_the_gates("the Start is over the largest frame", "echo", {"text": "x" * MIB})
+at_the_gates("no tool is named", "")
+at_the_gates("the call is to be detachable", detachable=True)
+at_the_gates("the call resumes another", resume=ResumeTicket(ticket="t"))
+at_the_gates("the call is on behalf of another sidecar's caller", on_behalf_of="ana")
+at_the_gates("an id is over 256 bytes", run_id="r" * 257)
+at_the_gates("the idempotency key is empty", idempotency_key="")
+at_the_gates("the idle timeout is not positive", idle_timeout=0)
+at_the_gates("the arguments are not strict JSON", "echo", b'{"a": 1, "a": 2}')
+at_the_gates("there is no such tool", "missing")
+at_the_gates("the timeout is not positive", timeout=0)
+at_the_gates("the arguments do not fit the schema", "echo", {"count": "many"})
+
+
+@happens("the call follows another", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    frame = Frame(call=1)
+    frame.follow.ticket = "t"
+    await stage.caller.send(frame)
+    return await stage.failed(1)
+
+
+@happens("the call has been here before", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    return await stage.fails(hops=["another", stage.host.pipeline.ids.process])
+
+
+@happens("the sidecar is stopping", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    stage.host.drain(30)
+    return await stage.fails()
+
+
+@happens("the stream has too many calls in flight", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open(calls=CallLimits(in_flight_per_stream=1))
+    await stage.attach()
+    await stage.running()
+    return await stage.fails()
+
+
+@happens("too much of the stream is unread", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open(wire=WireLimits(undelivered_soft=10 * KIB))
+    await stage.attach()
+    runs = [(await stage.running())[1] for _ in range(6)]
+    stage.caller.pause()
+    for run in runs:
+        await stage.worker.result(run.call, "x" * 4 * KIB)
+    await quiet()
+    call = await stage.caller.start()
+    await quiet()
+    stage.caller.resume()
+    return await stage.failed(call)
+
+
+class _Policy:
+    def __init__(self, decision: Decision | None) -> None:
+        self._decision = decision
+
+    def decide(self, principal: Principal, scope: Scope, tool: str) -> Decision:
+        if self._decision is None:
+            raise RuntimeError("policy cannot be reached")
+        return self._decision
+
+
+def by_policy(cause: str, decision: Decision | None) -> None:
+    @happens(cause, "no")
+    async def refused(stage: Stage) -> Failure:
+        await stage.open()
+        await stage.attach()
+        stage.patch.setattr(stage.host.pipeline, "_policy", _Policy(decision))
+        return await stage.fails()
+
+
+by_policy("policy hides the tool", Decision(allowed=False, listed=False))
+by_policy("policy says no", Decision(allowed=False, listed=True))
+by_policy("policy fails", None)
+
+
+@happens("the sidecar fails in a gate", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+
+    def broken(scope: Scope) -> None:
+        raise RuntimeError(scope)
+
+    stage.patch.setattr(stage.host.pipeline.admission, "enter", broken)
+    return await stage.fails()
+
+
+@happens("the subject has too many calls in flight", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open(calls=CallLimits(in_flight_per_subject=1))
+    await stage.attach()
+    await stage.running()
+    return await stage.fails()
+
+
+@happens("the tool declares what is not provided", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach(needs=[CredentialNeed(service="github")])
+    return await stage.fails()

@@ -1,0 +1,87 @@
+"""Causes while a call waits for an instance."""
+
+from typing import Any
+
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure
+from tests.integration.causes.stage import KIB, Stage, happens, misdirected
+from tests.support import CallLimits, quiet
+
+
+async def waiting(stage: Stage, **fields: Any) -> int:
+    """A call that waits behind another."""
+    await stage.open()
+    await stage.attach(concurrency=1)
+    await stage.running()
+    call = await stage.caller.start(**fields)
+    await stage.caller.flush()
+    return call
+
+
+@happens("too many calls wait for the worker", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open(calls=CallLimits(waiting_per_set=1))
+    await stage.attach(concurrency=1)
+    await stage.running()
+    await stage.caller.start()
+    return await stage.fails()
+
+
+@happens("no worker attaches in time", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    return await stage.fails()
+
+
+@happens("no slot is free in time", "no")
+async def _(stage: Stage) -> Failure:
+    return await stage.failed(await waiting(stage))
+
+
+@happens("the arguments are over what the worker takes", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach(hello={"max_frame_bytes": 4 * KIB})
+    return await stage.fails(arguments={"text": "x" * 5 * KIB})
+
+
+@happens("the caller cancels", "no")
+async def _(stage: Stage) -> Failure:
+    call = await waiting(stage)
+    await stage.caller.cancel(call)
+    return await stage.failed(call)
+
+
+@happens("the caller's stream is lost", "no")
+async def _(stage: Stage) -> Failure:
+    await waiting(stage)
+    other = await stage.host.caller()
+    await other.start()
+    await other.flush()
+    return await stage.unseen_failure(other.cut)
+
+
+@happens("the timeout passes", "no")
+async def _(stage: Stage) -> Failure:
+    return await stage.failed(await waiting(stage, timeout=1))
+
+
+@happens("the caller breaks the protocol in the call", "no")
+async def _(stage: Stage) -> Failure:
+    call = await waiting(stage)
+    await stage.caller.send(misdirected(call))
+    return await stage.failed(call)
+
+
+@happens("the worker is lost, and no other comes", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    stage.worker.pause()
+    for _ in range(2):
+        await stage.caller.start()
+        await quiet()
+    # The first invoke is read in spite of the pause, and the second is being written: the third is not handed over.
+    call = await stage.caller.start()
+    await quiet()
+    stage.worker.cut()
+    return await stage.failed(call)
