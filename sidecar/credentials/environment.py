@@ -10,7 +10,7 @@ class EnvironmentProvider:
     """Issues what variables hold, to all tenants and subjects alike. They are read each time."""
 
     modes = frozenset((Mode.MACHINE,))
-    keeps = False
+    keeps_for = 0.0
     takes_user_token = False
 
     def __init__(

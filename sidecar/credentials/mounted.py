@@ -21,7 +21,7 @@ class MountedProvider:
     """
 
     modes = frozenset((Mode.MACHINE,))
-    keeps = False
+    keeps_for = 0.0
     takes_user_token = False
 
     def __init__(

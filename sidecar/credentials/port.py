@@ -12,7 +12,7 @@ An answer is a closed union: a credential was issued, or a person must authorise
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from sidecar.credentials.secret import Secret
 from sidecar.scope import Principal, Scope
@@ -174,8 +174,9 @@ class Provider(Protocol):
 
     modes: frozenset[Mode]
     """Whose credentials it issues."""
-    keeps: bool
-    """Whether what it issued may be remembered until it expires. If not, it is asked each time."""
+    keeps_for: float
+    """How long, in seconds, a credential that does not say when it expires may be remembered. 0: the provider is asked
+    each time, whatever its credentials say."""
     takes_user_token: bool
     """Whether what it issues depends on the user's token."""
 
@@ -193,11 +194,12 @@ class Provider(Protocol):
         ...
 
 
-class Consenting(Protocol):
+@runtime_checkable
+class Consenting(Provider, Protocol):
     """A provider that a person authorises."""
 
-    async def complete(self, request: Request, callback: Mapping[str, str]) -> None:
-        """Takes what the person was sent back with. The login is synced on return.
+    async def complete(self, scope: Scope, principal: Principal, callback: Mapping[str, str]) -> Need:
+        """Takes what the person was sent back with, and answers what is issued from now on, synced on return.
 
         :raises CredentialFailed: if it answers no authorisation that this principal began for this subject.
         """

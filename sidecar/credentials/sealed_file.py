@@ -98,7 +98,7 @@ class SealedFileProvider:
     """Issues what the encrypted file holds: the worker's own, and what was put in for a tenant's subject."""
 
     modes = frozenset(Mode)
-    keeps = False
+    keeps_for = 0.0
     takes_user_token = False
 
     def __init__(self, service: str, file: SealedFile, *, clock: Callable[[], float] = time.time) -> None:

@@ -11,7 +11,7 @@ class StaticProvider:
     """Issues the same values to everybody."""
 
     modes = frozenset(Mode)
-    keeps = False
+    keeps_for = 0.0
     takes_user_token = False
 
     def __init__(
