@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from sidecar.credentials.fields import credential_of
-from sidecar.credentials.port import Answer, CredentialRefused, Issued, Kind, Mode, Request
+from sidecar.credentials.fields import Shape
+from sidecar.credentials.port import Answer, CredentialRefused, Issued, Mode, Request
 
 
 class EnvironmentProvider:
@@ -13,37 +13,23 @@ class EnvironmentProvider:
     keeps_for = 0.0
     takes_user_token = False
 
-    def __init__(
-        self,
-        service: str,
-        kind: Kind,
-        variables: Mapping[str, str],
-        environment: Mapping[str, str],
-        *,
-        username: str | None = None,
-        header: str | None = None,
-    ) -> None:
+    def __init__(self, shape: Shape, variables: Mapping[str, str], environment: Mapping[str, str]) -> None:
         """`variables`: by field, the name of the variable that holds it."""
-        self._service = service
-        self._kind = kind
+        self._shape = shape
         self._variables = variables
         self._environment = environment
-        self._username = username
-        self._header = header
 
     async def issue(self, request: Request) -> Answer:  # noqa: ARG002  # the same for everybody
         """What the variables hold now."""
         unset = [name for name in self._variables.values() if not self._environment.get(name)]
         if unset:
             raise CredentialRefused(
-                f"The credential for {self._service} is not set: start the sidecar with {' and '.join(unset)}."
+                f"The credential for {self._shape.service} is not set: start the sidecar with {' and '.join(unset)}."
             )
         fields = {
             field: self._environment[name].encode(errors="surrogateescape") for field, name in self._variables.items()
         }
-        if self._username is not None:
-            fields["username"] = self._username.encode()
-        return Issued(credential_of(self._service, self._kind, fields, header=self._header))
+        return Issued(self._shape.credential(fields))
 
     async def aclose(self) -> None:
         """Nothing is held."""

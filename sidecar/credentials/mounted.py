@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from sidecar.credentials.fields import FIELDS, credential_of
-from sidecar.credentials.port import Answer, CredentialRefused, Issued, Kind, Mode, ProviderDown, Request
+from sidecar.credentials.fields import Shape
+from sidecar.credentials.port import Answer, CredentialRefused, Issued, Mode, ProviderDown, Request
 
 _MOST_BYTES = 1024 * 1024
 _TRIES = 3
@@ -24,30 +24,15 @@ class MountedProvider:
     keeps_for = 0.0
     takes_user_token = False
 
-    def __init__(
-        self,
-        service: str,
-        kind: Kind,
-        directory: Path,
-        files: Mapping[str, str],
-        *,
-        username: str | None = None,
-        header: str | None = None,
-    ) -> None:
+    def __init__(self, shape: Shape, directory: Path, files: Mapping[str, str] | None = None) -> None:
         """`files`: by field, the name of its file, where that is not the field's own."""
-        self._service = service
-        self._kind = kind
+        self._shape = shape
         self._directory = directory
-        self._files = files
-        self._username = username
-        self._header = header
+        self._files = files or {}
 
     async def issue(self, request: Request) -> Answer:  # noqa: ARG002  # the same for everybody
         """What the files hold now."""
-        fields = await asyncio.to_thread(self._read)
-        if self._username is not None:
-            fields["username"] = self._username.encode()
-        return Issued(credential_of(self._service, self._kind, fields, header=self._header))
+        return Issued(self._shape.credential(await asyncio.to_thread(self._read)))
 
     async def aclose(self) -> None:
         """Nothing is held."""
@@ -66,23 +51,22 @@ class MountedProvider:
                 continue
             except _TooLarge as error:
                 raise CredentialRefused(
-                    f"{error} is too large for the credential for {self._service}; mount one of at most 1 MiB."
+                    f"{error} is too large for the credential for {self._shape.service}; mount one of at most 1 MiB."
                 ) from None
             except OSError as error:
                 raise CredentialRefused(
-                    f"The files of the credential for {self._service} in {self._directory} cannot be read, "
+                    f"The files of the credential for {self._shape.service} in {self._directory} cannot be read, "
                     f"{error.strerror}; let this user read them."
                 ) from None
         raise ProviderDown(
-            f"A file of the credential for {self._service} is not in {self._directory}; mount the secret there."
+            f"A file of the credential for {self._shape.service} is not in {self._directory}; mount the secret there."
         )
 
     def _names(self, current: Path) -> Mapping[str, str]:
         if self._files:
             return self._files
-        if FIELDS[self._kind]:
-            wanted = [name for name in FIELDS[self._kind] if name != "username" or self._username is None]
-            return dict(zip(wanted, wanted, strict=True))
+        if self._shape.wanted:
+            return {name: name for name in self._shape.wanted}
         return {path.name: path.name for path in current.iterdir() if not path.name.startswith(".") and path.is_file()}
 
 

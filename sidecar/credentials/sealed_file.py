@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.credentials import files
-from sidecar.credentials.fields import credential_of
+from sidecar.credentials.fields import Shape
 from sidecar.credentials.port import Answer, CredentialRefused, Issued, Kind, Mode, Request
 from sidecar.credentials.sealing import Key, Sealer, SealRefused
 from sidecar.credentials.secret import Secret
@@ -126,7 +126,7 @@ class SealedFileProvider:
                 f"{self._service}"
             )
         fields = {name: value.reveal() for name, value in entry.fields.items()}
-        return Issued(credential_of(self._service, entry.kind, fields, header=entry.header), entry.expires_at)
+        return Issued(Shape(self._service, entry.kind, entry.header).credential(fields), entry.expires_at)
 
     async def aclose(self) -> None:
         """Nothing is held."""
