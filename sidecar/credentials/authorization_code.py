@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 
 from sidecar.credentials.client_credentials import UNKNOWN_LIFE, scope_of
 from sidecar.credentials.consent import Consents
-from sidecar.credentials.http import Http
 from sidecar.credentials.logins import Login, LoginKey, LoginStore
 from sidecar.credentials.port import (
     Answer,
@@ -65,7 +64,6 @@ class AuthorizationCodeProvider:
         self,
         service: str,
         endpoint: TokenEndpoint,
-        http: Http,
         store: LoginStore,
         consents: Consents,
         page: AuthorizationPage,
@@ -74,7 +72,6 @@ class AuthorizationCodeProvider:
     ) -> None:
         self._service = service
         self._endpoint = endpoint
-        self._http = http
         self._store = store
         self._consents = consents
         self._page = page
@@ -133,10 +130,6 @@ class AuthorizationCodeProvider:
         await self._stored(self._store.put, login)
         self._unsynced.pop(key, None)
         return begun.need
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()
 
     async def _refreshed(self, request: Request, login: Login, refresh_token: Secret[str]) -> Answer:
         begun = await self._stored(self._store.change, login, replace(login, tries=login.tries + 1))

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sidecar.credentials.http import Http
 from sidecar.credentials.port import Answer, Bearer, Issued, Mode, Request
 from sidecar.credentials.token_endpoint import TokenEndpoint, Tokens
 
@@ -21,7 +20,6 @@ class ClientCredentialsProvider:
     def __init__(
         self,
         endpoint: TokenEndpoint,
-        http: Http,
         *,
         scopes: Sequence[str] = (),
         parameters: Mapping[str, str] | None = None,
@@ -29,7 +27,6 @@ class ClientCredentialsProvider:
     ) -> None:
         """`scopes`: where a need names none. `parameters`: further ones, such as an audience."""
         self._endpoint = endpoint
-        self._http = http
         self._scopes = tuple(scopes)
         self._parameters = parameters or {}
         self._clock = clock
@@ -39,10 +36,6 @@ class ClientCredentialsProvider:
         form = {**self._parameters, "grant_type": "client_credentials"}
         form |= scope_of(request.need.scopes or self._scopes)
         return issued_of(await self._endpoint.ask(form), self._clock())
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()
 
 
 def scope_of(scopes: Sequence[str]) -> dict[str, str]:

@@ -30,6 +30,3 @@ class EnvironmentProvider:
             field: self._environment[name].encode(errors="surrogateescape") for field, name in self._variables.items()
         }
         return Issued(self._shape.credential(fields))
-
-    async def aclose(self) -> None:
-        """Nothing is held."""

@@ -3,9 +3,9 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from sidecar.credentials.freshness import Ask, CredentialLimits, Freshness, FreshnessStatistics
@@ -30,6 +30,14 @@ from sidecar.scope import Owner, Principal, Scope
 
 _CLOSING = 5.0
 _MOST_PARAMETERS = 32
+
+
+class Resource(Protocol):
+    """What providers use, such as connections."""
+
+    async def aclose(self) -> None:
+        """Gives back what it holds. Again: does nothing."""
+        ...
 
 
 class CredentialEvent(NamedTuple):
@@ -61,18 +69,20 @@ class Credentials:
         self,
         providers: Mapping[str, Provider],
         *,
+        resources: Sequence[Resource] = (),
         redactor: Redactor | None = None,
         limits: CredentialLimits | None = None,
         clock: Callable[[], float] = time.time,
         report: Callable[[CredentialEvent], None] = lambda _: None,
     ) -> None:
-        """`providers`: by service. `report`: is told of each question, and must not raise."""
+        """`providers`: by service. `resources`: what they use; closed with this. `report`: is told of each question."""
         self.redactor = redactor or Redactor()
         """Knows what was issued, and takes it out of what is written down."""
         self._providers = providers
         self._limits = limits or CredentialLimits()
         self._freshness = Freshness(self._limits, clock=clock)
         self._report = report
+        self._resources = tuple(resources)
 
     def statistics(self) -> FreshnessStatistics:
         """What is remembered, and what is asked for now."""
@@ -164,10 +174,10 @@ class Credentials:
         self._tell("authorized", request, None, "")
 
     async def aclose(self) -> None:
-        """Lets what is under way finish, for a while, and closes the providers."""
+        """Lets what is under way finish, for a while, and closes the resources. Closing again does nothing."""
         await self._freshness.aclose(_CLOSING)
-        for provider in self._providers.values():
-            await provider.aclose()
+        for resource in self._resources:
+            await resource.aclose()
 
     def _request(
         self, scope: Scope, principal: Principal, need: Need, user_token: Secret[str] | None, *, force_refresh: bool

@@ -50,7 +50,8 @@ class Http:
         """`timeout`: seconds for a whole request. `ca_file`: certificates to trust, in place of the system's."""
         self._timeout = timeout
         self._ca_file = ca_file
-        self._client: asyncio.Task[httpx2.AsyncClient] | None = None
+        self._clients: dict[bool, asyncio.Task[httpx2.AsyncClient]] = {}
+        """By whether they speak TLS."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -62,9 +63,9 @@ class Http:
 
     async def aclose(self) -> None:
         """Closes the connections. Closing again does nothing."""
-        opening, self._client = self._client, None
-        if opening is not None:
-            await (await opening).aclose()
+        opened, self._clients = self._clients, {}
+        for client in opened.values():
+            await (await client).aclose()
 
     async def post(self, whom: str, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Reply:
         """Posts a form. `whom`: who is asked, for the text of a failure.
@@ -84,7 +85,7 @@ class Http:
     ) -> Reply:
         try:
             async with asyncio.timeout(self._timeout):
-                client = await self._opened()
+                client = await self._opened(tls=not url.lower().startswith("http:"))
                 sending = client.stream(method, url, data=form, headers={"accept": "application/json", **headers})
                 async with sending as response:
                     reply = Reply(response.status_code, await _body(whom, response))
@@ -100,16 +101,18 @@ class Http:
             raise ProviderDown(f"{whom} answered with status {reply.status}; try again in a moment.")
         return reply
 
-    async def _opened(self) -> httpx2.AsyncClient:
-        if self._client is None:
-            self._client = asyncio.get_running_loop().create_task(asyncio.to_thread(self._open))
+    async def _opened(self, *, tls: bool) -> httpx2.AsyncClient:
+        client = self._clients.get(tls)
+        if client is None or (client.done() and client.exception() is not None):
+            client = asyncio.get_running_loop().create_task(asyncio.to_thread(self._open, tls=tls))
+            self._clients[tls] = client
         # Who waits may give up; the client is for all.
-        return await asyncio.shield(self._client)
+        return await asyncio.shield(client)
 
-    def _open(self) -> httpx2.AsyncClient:
-        # Reading certificates takes milliseconds, so it is not done on the event loop.
-        context: ssl.SSLContext | bool = True
-        if self._ca_file is not None:
+    def _open(self, *, tls: bool) -> httpx2.AsyncClient:
+        # Reading certificates takes a tenth of a second, so it is done where there is TLS, and not on the event loop.
+        context: ssl.SSLContext | bool = tls
+        if tls and self._ca_file is not None:
             context = ssl.create_default_context(cafile=str(self._ca_file))
         return httpx2.AsyncClient(verify=context, timeout=self._timeout, follow_redirects=False)
 

@@ -34,9 +34,6 @@ class MountedProvider:
         """What the files hold now."""
         return Issued(self._shape.credential(await asyncio.to_thread(self._read)))
 
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
     def _read(self) -> dict[str, bytes]:
         for _ in range(_TRIES):
             try:
@@ -58,9 +55,8 @@ class MountedProvider:
                     f"The files of the credential for {self._shape.service} in {self._directory} cannot be read, "
                     f"{error.strerror}; let this user read them."
                 ) from None
-        raise ProviderDown(
-            f"A file of the credential for {self._shape.service} is not in {self._directory}; mount the secret there."
-        )
+        text = f"The credential for {self._shape.service} is not in {self._directory}; mount the secret there."
+        raise CredentialRefused(text) if self._directory.is_dir() else ProviderDown(text)
 
     def _names(self, current: Path) -> Mapping[str, str]:
         if self._files:

@@ -189,10 +189,6 @@ class Provider(Protocol):
         """
         ...
 
-    async def aclose(self) -> None:
-        """Gives back what it holds."""
-        ...
-
 
 @runtime_checkable
 class Consenting(Provider, Protocol):

@@ -59,8 +59,10 @@ class SealedFile:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise SealRefused(f"{self.path} cannot be read, {error.strerror}: let this user read it.") from None
-        entries = _entries_of(self._sealer.open(sealed, str(self.path)), self.path)
+            raise SealRefused(
+                f"The encrypted file {self.path} cannot be read, {error.strerror}: let this user read it."
+            ) from None
+        entries = _entries_of(self._sealer.open(sealed, f"The encrypted file {self.path}"), self.path)
         self._seen = (signature, entries)
         return entries
 
@@ -128,9 +130,6 @@ class SealedFileProvider:
         fields = {name: value.reveal() for name, value in entry.fields.items()}
         return Issued(Shape(self._service, entry.kind, entry.header).credential(fields), entry.expires_at)
 
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
 
 def _same(one: Entry, other: Entry) -> bool:
     return (one.service, one.owner) == (other.service, other.owner)
@@ -156,7 +155,9 @@ def _entries_of(content: bytes, path: Path) -> Sequence[Entry]:
     try:
         return tuple(_entry_of(value) for value in json.loads(content))
     except (ValueError, KeyError, TypeError):
-        raise SealRefused(f"{path} holds what this Pillion does not know: run a newer one.") from None
+        raise SealRefused(
+            f"The encrypted file {path} holds what this Pillion does not know: run a newer one."
+        ) from None
 
 
 def _entry_of(value: Mapping[str, Any]) -> Entry:

@@ -23,6 +23,3 @@ class StaticProvider:
         """The values."""
         fields = {name: value.reveal().encode() for name, value in self._values.items()}
         return Issued(self._shape.credential(fields))
-
-    async def aclose(self) -> None:
-        """Nothing is held."""

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sidecar.credentials.client_credentials import UNKNOWN_LIFE, issued_of, scope_of
-from sidecar.credentials.http import Http
 from sidecar.credentials.port import Answer, CredentialRefused, Mode, Request
 from sidecar.credentials.secret import Secret
 from sidecar.credentials.token_endpoint import TokenEndpoint
@@ -23,7 +22,6 @@ class TokenExchangeProvider:
         self,
         service: str,
         endpoint: TokenEndpoint,
-        http: Http,
         *,
         subject_token: Callable[[], Secret[str]] | None,
         subject_token_type: str = "access_token",  # noqa: S107  # a name of the standard
@@ -36,7 +34,6 @@ class TokenExchangeProvider:
         self.takes_user_token = subject_token is None
         self._service = service
         self._endpoint = endpoint
-        self._http = http
         self._subject_token = subject_token
         self._subject_token_type = _TOKEN_TYPE + subject_token_type
         self._scopes = tuple(scopes)
@@ -62,7 +59,3 @@ class TokenExchangeProvider:
         }
         form |= scope_of(request.need.scopes or self._scopes)
         return issued_of(await self._endpoint.ask(form), self._clock())
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()

@@ -81,10 +81,6 @@ class VaultProvider:
             raise ProviderDown(f"{whom} answered with what is no secret of KV version 2; look at its mount.")
         return Issued(self._shape.credential(self._picked(data)), _deletion(outer.get("metadata")))
 
-    async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()
-
     def _picked(self, data: Mapping[str, Any]) -> dict[str, bytes]:
         texts = {name: value for name, value in data.items() if isinstance(value, str)}
         names = self._fields or {name: name for name in self._shape.wanted or texts}
