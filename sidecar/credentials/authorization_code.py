@@ -141,8 +141,8 @@ class AuthorizationCodeProvider:
             if not await self._stored(self._store.remove, begun):
                 return await self._current(request)
             return self.begin(request, self._page.redirect_url)
-        except (CredentialRefused, ProviderDown):
-            # It is as good as it was.
+        except Exception:
+            # It is as good as it was, whatever came.
             await self._stored(self._store.change, begun, login)
             raise
         # One that comes without a new refresh token leaves the old one good.

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,12 @@ from pathlib import Path
 def replace(path: Path, content: bytes) -> None:
     """Puts the content in the file's place, for this user alone. Synced on return; before that, the old one is there.
 
+    For who holds the lock of what the file stands for: what a crash left half written is written over.
+
     :raises OSError: if it cannot be written; the old one is there then.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
     try:
         descriptor = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:  # noqa: PTH123  # of a descriptor

@@ -106,11 +106,13 @@ class TokenEndpoint:
 
     def _refusal(self, status: int, answer: Any) -> CredentialRefused | ProviderDown:
         code = answer.get("error") if isinstance(answer, dict) else None
-        if isinstance(code, str) and code in _DEAD:
+        if not isinstance(code, str):
+            code = ""
+        if code in _DEAD:
             return GrantDead(f"{self._whom} says that the grant is no longer good; authorise it again.")
         if code in _LATER:
             return ProviderDown(f"{self._whom} is not available at the moment; try again in a moment.")
-        said = code if isinstance(code, str) and code in _CODES else f"status {status}"
+        said = code if code in _CODES else f"status {status}"
         return CredentialRefused(f"{self._whom} refused ({said}); look at the credential's client and scopes.")
 
 

@@ -34,8 +34,10 @@ class OAuthStandIn(HttpStandIn):
         """Answers in place of the provider, which then does nothing. `None` from it: as ever."""
         self.fault_after: Callable[[Asked], Answered | None] | None = None
         """Answers in place of the provider, which has done its part."""
+        self.hanging_before: asyncio.Event | None = None
+        """Where there is one, requests wait for it before the provider does its part."""
         self.hanging: asyncio.Event | None = None
-        """Set: requests wait for it after the provider has done its part."""
+        """Where there is one, they wait for it afterwards."""
         self.arrived: asyncio.Queue[str] = asyncio.Queue()
         """The grant type of each request, as it came."""
         self.live: dict[str, str] = {}
@@ -66,6 +68,8 @@ class OAuthStandIn(HttpStandIn):
         self.asked[grant] += 1
         self.forms.append(dict(asked.form))
         self.arrived.put_nowait(grant)
+        if self.hanging_before is not None:
+            await self.hanging_before.wait()
         if self.fault is not None and (answered := self.fault(asked)) is not None:
             return answered
         answer = self._granted(asked) if _knows(asked) else (401, {"error": "invalid_client"})

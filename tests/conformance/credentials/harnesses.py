@@ -229,9 +229,14 @@ class _OAuth(Harness):
         await self.http.aclose()
         await self.source.aclose()
 
+    @property
+    def url(self) -> str:
+        """Of the provider."""
+        return self.source.url
+
     def endpoint(self) -> TokenEndpoint:
         client = Client(CLIENT, lambda: Secret(CLIENT_SECRET))
-        return TokenEndpoint(SERVICE, f"{self.source.url}/token", client, self.http)
+        return TokenEndpoint(SERVICE, f"{self.url}/token", client, self.http)
 
     async def supply(self, person: Person) -> None:
         pass
@@ -293,13 +298,17 @@ class AuthorizationCode(_OAuth):
     mode = Mode.USER
     shared = False
 
+    def store(self) -> LoginFiles:
+        """The logins, as a new process would open them."""
+        return LoginFiles(self.directory / "logins", KEY)
+
     def provider(self) -> AuthorizationCodeProvider:
         return AuthorizationCodeProvider(
             SERVICE,
             self.endpoint(),
-            LoginFiles(self.directory / "logins", KEY),
+            self.store(),
             Consents(KEY, clock=self.clock),
-            AuthorizationPage(f"{self.source.url}/authorize", CLIENT, "http://127.0.0.1/callback", scopes=SCOPES),
+            AuthorizationPage(f"{self.url}/authorize", CLIENT, "http://127.0.0.1/callback", scopes=SCOPES),
             clock=self.clock,
         )
 
