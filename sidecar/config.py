@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from sidecar.calls.limits import CallLimits
+from sidecar.credentials.settings import CredentialSettings, Granted, anchor
 from sidecar.doors.address import Address
 from sidecar.mistakes import OF_KEYS, Lines, Mistake, Place, mistakes_of, not_a_setting
 from sidecar.telemetry.logs import Format, Level
@@ -80,6 +81,8 @@ class Worker(BaseModel):
     """The file that holds its token, for a worker that is started elsewhere."""
     tools: frozenset[str] = Field(default=frozenset(("*",)), min_length=1)
     """The tools it may register; `*`: any."""
+    credentials: Granted = ()
+    """The credentials its tools may be issued: `service`, `service:user` for the subject's own, `*` for any."""
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
     """What the sidecar starts, and keeps running; none for a worker that is started elsewhere."""
     directory: Path | None = None
@@ -186,7 +189,7 @@ class Tracing(BaseModel):
         return text
 
 
-class Settings(BaseModel):
+class Settings(CredentialSettings):
     """All settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -323,6 +326,7 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 def _anchor(values: dict[str, Any], directory: Path) -> None:
     """Makes the paths of a file those that are meant: from where the file is."""
+    anchor(values, directory)
     workers = values.get("worker")
     tables = [values, *(table for table in (workers if isinstance(workers, list) else ()) if isinstance(table, dict))]
     for table in tables:

@@ -7,6 +7,8 @@ import shutil
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE, settings_file
 from sidecar.config import ConfigRefused, Settings, address, read
+from sidecar.credentials.grant import CredentialGrant
+from sidecar.credentials.making import Maker, unknown_grants
 from sidecar.launches import grant_of, launch_of
 from sidecar.reporting import lacking
 
@@ -38,6 +40,7 @@ def _mistakes(settings: Settings) -> list[str]:
         except ConfigRefused as refused:
             found.append(str(refused))
     found += lacking(settings)
+    found += _of_credentials(settings)
     for worker in settings.worker:
         try:
             grant_of(worker)
@@ -50,12 +53,19 @@ def _mistakes(settings: Settings) -> list[str]:
     return found
 
 
+def _of_credentials(settings: Settings) -> list[str]:
+    """What is wrong with credentials, and with whom they are granted to."""
+    grants = [CredentialGrant.of(worker.name, worker.credentials) for worker in settings.worker]
+    return [*Maker(settings, settings.state_dir, os.environ).mistakes(), *unknown_grants(settings, grants)]
+
+
 def _warnings(settings: Settings) -> list[str]:
     warnings = [
         f"worker {worker.name} runs as the sidecar's own user and can read its state; name another with user."
         for worker in settings.worker
         if worker.command is not None and worker.user is None
     ]
+    warnings += Maker(settings, settings.state_dir, os.environ).warnings()
     if settings.metrics is not None and settings.metrics.public:
         warnings.append(f"metrics.public serves the metrics to whoever reaches {settings.metrics.listen}.")
     if settings.listen.insecure:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from sidecar.cli.credential_arguments import add_credentials
+
 USAGE = 2
 """The exit code where the command or the settings cannot be used as they are."""
 INTERRUPTED = 130
@@ -104,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     shutdown.set_defaults(action="shutdown")
     _add_caller(shutdown)
     shutdown.add_argument("--grace", type=_seconds, metavar="SECONDS", help="how long running calls have (30)")
+
+    add_credentials(
+        _add(commands, "credentials", "credentials", "store credentials, and log in"), _add_settings, _seconds
+    )
 
     _add(commands, "version", "version", "print the version")
     return parser

@@ -38,6 +38,11 @@ class CredentialGrant:
         """Whether it holds nothing."""
         return not self._held
 
+    @property
+    def services(self) -> frozenset[str]:
+        """The services that are named in it."""
+        return frozenset(service for service, _ in self._held) - {_ANY}
+
     def permits(self, service: str, mode: Mode) -> bool:
         """Whether a credential of this service may be issued, in this mode."""
         return (service, mode) in self._held or (_ANY, mode) in self._held
