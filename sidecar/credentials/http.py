@@ -64,8 +64,10 @@ class Http:
     async def aclose(self) -> None:
         """Closes the connections. Closing again does nothing."""
         opened, self._clients = self._clients, {}
-        for client in opened.values():
-            await (await client).aclose()
+        for opening in opened.values():
+            await asyncio.wait({opening})
+            if opening.exception() is None:
+                await opening.result().aclose()
 
     async def post(self, whom: str, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Reply:
         """Posts a form. `whom`: who is asked, for the text of a failure.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -40,8 +41,10 @@ Handler = Callable[[Asked], Awaitable[Answered]]
 class HttpStandIn:
     """Serves inside `async with`. One request a connection."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, context: ssl.SSLContext | None = None) -> None:
+        """`context`: to speak TLS with."""
         self._handler = handler
+        self._context = context
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -49,7 +52,7 @@ class HttpStandIn:
     @property
     def url(self) -> str:
         """Where it is."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'' if self._context is None else 's'}://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -62,7 +65,7 @@ class HttpStandIn:
 
     async def open(self) -> None:
         """Listens, at the port it had before if there was one."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def aclose(self) -> None:
