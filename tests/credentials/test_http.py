@@ -5,7 +5,6 @@ import datetime as dt
 import ipaddress
 import json
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,12 +63,12 @@ def authority(directory: Path, name: str) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return authority(tmp_path_factory.mktemp("ours"), "ours")
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return authority(tmp_path_factory.mktemp("theirs"), "theirs")
 
 
@@ -141,7 +140,7 @@ ASKED = Request(ANN.scope, ANN.principal, Need("service"))
 
 
 async def test_a_path_is_escaped_and_the_namespace_is_shown() -> None:
-    asked = []
+    asked: list[Asked] = []
     async with VaultStandIn() as source, Http() as http:
         source.fault = asked.append
         source.write("team secrets/a/b c", {"token": "value", "other": "x"})
