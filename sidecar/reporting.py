@@ -63,7 +63,7 @@ async def reporting(
                 return Reading(
                     in_flight=len(pipeline.running),
                     tools=len(catalogue.snapshot.tools),
-                    generation=catalogue.generation,
+                    generation=catalogue.snapshot.generation,
                     sets=[workers.reading() for workers in catalogue.sets.values()],
                     streams=streams.reading(),
                     lost_log_lines=lost_lines(),

@@ -3,7 +3,7 @@
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
-from sidecar.scope import Owner, Scope
+from sidecar.scope import Owner
 
 _OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
 _RETRY_AFTER = 1.0
@@ -16,12 +16,11 @@ class Admission:
         self._most = limits.in_flight_per_subject
         self._running: dict[Owner, int] = {}
 
-    def enter(self, scope: Scope) -> None:
+    def enter(self, owner: Owner) -> None:
         """Counts a call in.
 
         :raises Refusal: as OVERLOADED if its subject has too many.
         """
-        owner = scope.owner
         running = self._running.get(owner, 0)
         if running >= self._most:
             raise Refusal(
@@ -32,9 +31,8 @@ class Admission:
             )
         self._running[owner] = running + 1
 
-    def leave(self, scope: Scope) -> None:
+    def leave(self, owner: Owner) -> None:
         """Counts a call out."""
-        owner = scope.owner
         running = self._running[owner]
         if running > 1:
             self._running[owner] = running - 1

@@ -8,9 +8,10 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls import causes
 from sidecar.calls.context import renew
 from sidecar.calls.outbound import answer, answer_teardown, harmless
-from sidecar.calls.outcome import NONE, Refusal, failed, failure
+from sidecar.calls.outcome import NONE, Refusal, failed
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
 from sidecar.calls.tool import Tool
@@ -21,18 +22,9 @@ if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
 
 _UNSAFE = Effects.EFFECTS_UNSAFE
-_RETRY_AFTER = 1.0
 _LEAST_TIME = 1e-9
-_OF_ONE_CALLER = frozenset((CancelReason.CANCEL_REASON_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
-
-_WHY_STOPPED = {
-    CancelReason.CANCEL_REASON_CALLER: "The caller cancelled the call.",
-    CancelReason.CANCEL_REASON_PARENT: "The outer call ended.",
-    CancelReason.CANCEL_REASON_DISCONNECT: "The caller's stream was lost.",
-    CancelReason.CANCEL_REASON_DRAIN: "The sidecar or the worker is stopping.",
-    CancelReason.CANCEL_REASON_SCOPE_ENDED: "The run or session was ended.",
-    CancelReason.CANCEL_REASON_OPERATOR: "An operator cancelled the call.",
-}
+_CALLER = CancelReason.CANCEL_REASON_CALLER
+_OF_ONE_CALLER = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
 
 
 class CallState(Enum):
@@ -54,6 +46,12 @@ class CallState(Enum):
     """Its outcome was sent."""
 
 
+# An enumeration looks its members up in Python, and a call asks often.
+_GATES, _WAITING, _RUNNING, _CANCELLING, _JOINED, _SETTLING, _DONE = CallState
+_ENDED = (_SETTLING, _DONE)
+_BOUNDED = (_WAITING, _CANCELLING, _SETTLING)
+
+
 class Call:
     """The life of one call. Everything happens on the event loop, and nothing here waits.
 
@@ -61,60 +59,96 @@ class Call:
     `cancel_grace` and `teardown_grace` after the timeout.
     """
 
-    tool_name = ""
-    tool: Tool | None = None
-    """The version it is pinned to, once it is resolved."""
-    scope: Scope | None = None
-    """Its storage scope, once it is decoded."""
-    run_id: str | None = None
-    session_id: str | None = None
-    key: str | None = None
-    """Its idempotency key."""
-    timeout: float | None = None
-    """The absolute timeout that the caller wishes."""
-    idle_timeout: float | None = None
-    deadline = 0.0
-    generation = 0
-    """The catalogue generation it is pinned to."""
-    state = CallState.GATES
-    invocation: Frame | None = None
-    """What an instance is sent; none once the outcome is known."""
-    outcome: Frame | None = None
-    """The outcome frame, from when it is known until it is sent."""
-    settlement: asyncio.Future[Frame] | None = None
-    """Where there is one, the outcome is given to it first, and sent when `deliver` is called."""
-    admitted = False
-    joins = False
-    """Whether it joined or replays another call."""
-    joined: "Call | None" = None
-    joiners: "list[Call] | None" = None
-    started_sent = False
-    reports = 0
-    """How often its tool reported."""
-    worker_set: WorkerSet | None = None
-    due_slot: float | None = None
-    span: Span | None = None
-    """Its span, where calls are traced."""
-    _assignment: Assignment | None = None
-    _attempt = 0
-    _cause: Failure | None = None
-    _looked_only = True
-    _progressed_at = 0.0
-    _until = 0.0
+    __slots__ = (
+        "_assignment",
+        "_attempt",
+        "_cause",
+        "_looked_only",
+        "_pipeline",
+        "_progressed_at",
+        "_until",
+        "admitted",
+        "caller",
+        "deadline",
+        "due_slot",
+        "execution_id",
+        "generation",
+        "idle_timeout",
+        "invocation",
+        "joined",
+        "joiners",
+        "joins",
+        "key",
+        "outcome",
+        "reports",
+        "run_id",
+        "scope",
+        "session_id",
+        "settlement",
+        "sink",
+        "span",
+        "started_at",
+        "started_sent",
+        "state",
+        "timeout",
+        "tool",
+        "tool_call_id",
+        "tool_name",
+        "worker_set",
+    )
 
     def __init__(self, pipeline: "Pipeline", caller: Caller, sink: Sink, tool_call_id: str, now: float) -> None:
-        # All else has its default in the class: a call sets few of its fields, and there are many calls.
         self._pipeline = pipeline
         self.caller = caller
         self.sink = sink
         self.execution_id = execution_id = pipeline.ids.execution()
-        self.tool_call_id = tool_call_id or f"call_{execution_id[4:]}"
+        self.tool_call_id = tool_call_id or "call_" + execution_id[4:]
         self.started_at = now
+        self.state = _GATES
+        self.tool_name = ""
+        self.tool: Tool | None = None
+        """The version it is pinned to, once it is resolved."""
+        self.scope: Scope | None = None
+        """Its storage scope, once it is decoded."""
+        self.run_id: str | None = None
+        self.session_id: str | None = None
+        self.key: str | None = None
+        """Its idempotency key."""
+        self.timeout: float | None = None
+        """The absolute timeout that the caller wishes."""
+        self.idle_timeout: float | None = None
+        self.deadline = 0.0
+        self.generation = 0
+        """The catalogue generation it is pinned to."""
+        self.invocation: Frame | None = None
+        """What an instance is sent; none once the outcome is known."""
+        self.outcome: Frame | None = None
+        """The outcome frame, from when it is known until it is sent."""
+        self.settlement: asyncio.Future[Frame] | None = None
+        """Where there is one, the outcome is given to it first, and sent when `deliver` is called."""
+        self.admitted = False
+        self.joins = False
+        """Whether it joined or replays another call."""
+        self.joined: Call | None = None
+        self.joiners: list[Call] | None = None
+        self.started_sent = False
+        self.reports = 0
+        """How often its tool reported."""
+        self.worker_set: WorkerSet | None = None
+        self.due_slot: float | None = None
+        self.span: Span | None = None
+        """Its span, where calls are traced."""
+        self._assignment: Assignment | None = None
+        self._attempt = 0
+        self._cause: Failure | None = None
+        self._looked_only = True
+        self._progressed_at = 0.0
+        self._until = 0.0
 
     @property
     def done(self) -> bool:
         """Whether the outcome was sent."""
-        return self.state is CallState.DONE
+        return self.state is _DONE
 
     def count(self, what: str) -> None:
         """Counts something that happened in this call."""
@@ -150,7 +184,7 @@ class Call:
 
     def hold(self) -> None:
         """Goes back into the gates to wait for one of them, at most until the deadline."""
-        self.state = CallState.GATES
+        self.state = _GATES
         self._set_due(self._pipeline.loop.time())
 
     def route(self, workers: WorkerSet, now: float) -> None:
@@ -159,10 +193,10 @@ class Call:
         :raises Refusal: if too many wait already.
         """
         self.worker_set = workers
-        self.state = CallState.WAITING
-        self._until = min(self.deadline, now + self._pipeline.limits.worker_wait)
-        workers.place(self)
-        if self.state is CallState.WAITING:
+        self.state = _WAITING
+        workers.place(self, now)
+        if self.state is _WAITING:
+            self._until = min(self.deadline, now + self._pipeline.limits.worker_wait)
             self._pipeline.clocks.set(self, self._until, now)
 
     async def route_and_settle(self) -> Frame | None:
@@ -177,25 +211,24 @@ class Call:
         """The tool has come, or its version has changed, while the call waited: takes it through the gates again."""
         self._pipeline.gate(self, self._pipeline.resolve_again, self)
 
-    def placed(self, assignment: Assignment) -> None:
+    def placed(self, assignment: Assignment, now: float) -> None:
         """An instance has a slot for the call: invokes the tool."""
         invocation = self.invocation
-        if self.state is not CallState.WAITING or invocation is None:
+        if self.state is not _WAITING or invocation is None:
             assignment.release()
             return
-        now = self._pipeline.loop.time()
         self._assignment = assignment
-        self._attempt += 1
-        self.state = CallState.RUNNING
+        self._attempt = attempt = self._attempt + 1
+        self.state = _RUNNING
         self._progressed_at = now
-        renew(invocation.invoke.context, max(self.deadline - now, _LEAST_TIME), self._attempt, self.generation)
+        remaining = self.deadline - now
+        renew(invocation.invoke.context, remaining if remaining > 0 else _LEAST_TIME, attempt, self.generation)
         self._set_due(now)
         if not assignment.send(invocation):
             self._assignment = None
             self._attempt -= 1
             assignment.release()
-            message = f"The arguments are over the {self._pipeline.max_frame_bytes:,} bytes that a call carries."
-            self.refused(failure(FailureKind.FAILURE_KIND_INVALID_ARGUMENTS, message, NONE))
+            self.refused(causes.arguments_too_large(self._pipeline.max_frame_bytes))
 
     # --- from the instance
 
@@ -239,18 +272,11 @@ class Call:
 
     def broke_protocol(self, message: str) -> None:
         """A peer broke the protocol in this call: the tool is asked to stop, and the call fails."""
-        self._decide(
-            failure(FailureKind.FAILURE_KIND_PROTOCOL, message, self.effects_so_far()),
-            CancelReason.CANCEL_REASON_CALLER,
-        )
+        self._decide(causes.protocol_broken(message, self.effects_so_far()), _CALLER)
 
     def reserved(self, body: str) -> None:
         """A peer sent a frame that is reserved: the tool is asked to stop, and the call fails."""
-        message = f"This sidecar does not carry {body} frames yet."
-        self._decide(
-            failure(FailureKind.FAILURE_KIND_UNSUPPORTED, message, self.effects_so_far()),
-            CancelReason.CANCEL_REASON_CALLER,
-        )
+        self._decide(causes.reserved(body, self.effects_so_far()), _CALLER)
 
     def result_too_large(self) -> None:
         """The tool ended in an outcome that is over the limit."""
@@ -269,17 +295,12 @@ class Call:
             self._attempt -= 1
             self._route_again(tool)
         elif tool.effects == _UNSAFE:
-            self.fail(
-                FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN,
-                f"The worker was lost while {tool.name} ran; it may or may not have taken effect. Find out before you "
-                "run it again.",
-                effects_of_attempt(tool),
-            )
+            self.settle(failed(causes.outcome_unknown(tool)))
         elif self._attempt == 1 and self._looked_only:
             self._pipeline.counters.add("retries")
             self._route_again(tool)
         else:
-            self._fail_lost(tool)
+            self.settle(failed(causes.worker_lost(tool)))
 
     # --- from the caller, the clock and the house
 
@@ -288,51 +309,33 @@ class Call:
 
         What a caller wishes, or the loss of its stream, ends that caller's part alone while others have joined.
         """
-        if reason in _OF_ONE_CALLER and self.joiners and self.state not in (CallState.SETTLING, CallState.DONE):
+        if reason in _OF_ONE_CALLER and self.joiners and self.state not in _ENDED:
             self._hand_over()
             return
-        message = _WHY_STOPPED.get(reason, _WHY_STOPPED[CancelReason.CANCEL_REASON_CALLER])
-        self._decide(
-            failure(FailureKind.FAILURE_KIND_CANCELLED, message, self.effects_so_far()),
-            reason,
-        )
+        self._decide(causes.cancelled(reason, self.effects_so_far()), reason)
 
     def due(self, now: float) -> None:
         """A time of the call may have come."""
         state = self.state
-        if state is CallState.DONE:
+        if state is _DONE:
             return
-        if state is CallState.CANCELLING:
+        if state is _CANCELLING:
             if now >= self._until:
                 self._give_up()
                 return
-        elif state is CallState.SETTLING:
+        elif state is _SETTLING:
             if now >= self._until:
                 self._pipeline.counters.add("unrecorded_outcomes")
                 self.deliver()
                 return
         elif now >= self.deadline:
-            self._decide(
-                failure(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time is up.", self.effects_so_far()),
-                CancelReason.CANCEL_REASON_DEADLINE,
-            )
+            self._decide(causes.out_of_time(self.effects_so_far()), CancelReason.CANCEL_REASON_DEADLINE)
             return
-        elif state is CallState.WAITING and now >= self._until:
+        elif state is _WAITING and now >= self._until:
             self._waited_in_vain()
             return
-        elif (
-            state is CallState.RUNNING
-            and self.idle_timeout is not None
-            and now >= self._progressed_at + self.idle_timeout
-        ):
-            self._decide(
-                failure(
-                    FailureKind.FAILURE_KIND_IDLE_TIMEOUT,
-                    "The tool reported no progress within its idle timeout.",
-                    self.effects_so_far(),
-                ),
-                CancelReason.CANCEL_REASON_IDLE,
-            )
+        elif state is _RUNNING and self.idle_timeout is not None and now >= self._progressed_at + self.idle_timeout:
+            self._decide(causes.idle(self.effects_so_far()), CancelReason.CANCEL_REASON_IDLE)
             return
         self._set_due(now)
 
@@ -343,7 +346,7 @@ class Call:
 
     def follow(self, original: "Call") -> None:
         """Joins another call: gets its later progress and its outcome."""
-        self.state = CallState.JOINED
+        self.state = _JOINED
         self.joins = True
         self.joined = original
         if original.joiners is None:
@@ -361,31 +364,18 @@ class Call:
 
     # --- the end
 
-    def fail(
-        self,
-        kind: "FailureKind.ValueType",
-        message: str,
-        side_effects: "SideEffects.ValueType",
-        *,
-        retryable: bool = False,
-        retry_after: float | None = None,
-    ) -> None:
-        """Ends the call with a failure."""
-        self.settle(failed(failure(kind, message, side_effects, retryable=retryable, retry_after=retry_after)))
-
     def refused(self, reason: Failure) -> None:
         """A gate says no. A call whose first instance was lost has been run all the same, and fails for that."""
         if self._attempt and self.tool is not None:
-            self._fail_lost(self.tool)
-        else:
-            self.settle(failed(reason))
+            reason = causes.worker_lost(self.tool)
+        self.settle(failed(reason))
 
     def settle(self, frame: Frame) -> None:
         """Ends the call with an outcome frame: records it where there is a key, then sends it."""
-        if self.state in (CallState.SETTLING, CallState.DONE):
+        if self.state in _ENDED:
             self._pipeline.counters.add("late_outcomes")
             return
-        if self.state is CallState.WAITING and self.worker_set is not None:
+        if self.state is _WAITING and self.worker_set is not None:
             self.worker_set.withdraw(self)
         self.invocation = None
         self.outcome = frame
@@ -394,7 +384,7 @@ class Call:
             return
         limits = self._pipeline.limits
         now = self._pipeline.loop.time()
-        self.state = CallState.SETTLING
+        self.state = _SETTLING
         self._until = now + limits.teardown_grace
         self._pipeline.clocks.set(self, self._until, now)
         self.settlement.set_result(frame)
@@ -402,14 +392,14 @@ class Call:
     def deliver(self) -> None:
         """Sends the outcome, if there is one that was not sent."""
         frame = self.outcome
-        if frame is None or self.state is CallState.DONE:
+        if frame is None or self.state is _DONE:
             return
         pipeline = self._pipeline
-        self.state = CallState.DONE
+        self.state = _DONE
         self.outcome = None
         pipeline.clocks.clear(self)
         if self.admitted and self.scope is not None:
-            pipeline.admission.leave(self.scope)
+            pipeline.admission.leave(self.scope.owner)
         if self.joined is not None and self.joined.joiners is not None and self in self.joined.joiners:
             self.joined.joiners.remove(self)
         if self.joiners:
@@ -430,14 +420,14 @@ class Call:
 
     def _decide(self, cause: Failure, reason: "CancelReason.ValueType") -> None:
         """Fixes how the call ends. A tool that runs is asked to stop and given its grace; else this is the outcome."""
-        if self._cause is not None or self.state in (CallState.SETTLING, CallState.DONE):
+        if self._cause is not None or self.state in _ENDED:
             self._pipeline.counters.add("late_causes")
             return
-        if self.state is not CallState.RUNNING or self._assignment is None:
+        if self.state is not _RUNNING or self._assignment is None:
             self.settle(failed(cause))
             return
         self._cause = cause
-        self.state = CallState.CANCELLING
+        self.state = _CANCELLING
         now = self._pipeline.loop.time()
         self._until = now + self._pipeline.limits.cancel_grace
         self._pipeline.clocks.set(self, self._until, now)
@@ -452,37 +442,14 @@ class Call:
             self.settle(failed(self._cause))
 
     def _waited_in_vain(self) -> None:
-        workers, tool = self.worker_set, self.tool
-        name = self.tool_name
-        if tool is not None and self._attempt:
-            self._fail_lost(tool)
-        elif workers is not None and workers.brings(name):
-            self.fail(
-                FailureKind.FAILURE_KIND_OVERLOADED,
-                f"Every instance that runs {name} is full; try again later.",
-                NONE,
-                retryable=True,
-                retry_after=_RETRY_AFTER,
-            )
+        workers, name = self.worker_set, self.tool_name
+        if workers is not None and workers.brings(name):
+            self.refused(causes.all_full(name))
         else:
-            self.fail(
-                FailureKind.FAILURE_KIND_UNAVAILABLE,
-                f"No worker that runs {name} is attached; try again when it is.",
-                NONE,
-                retryable=True,
-                retry_after=self._pipeline.limits.worker_wait,
-            )
+            self.refused(causes.none_attached(name, self._pipeline.limits.worker_wait))
 
     def _route_again(self, tool: Tool) -> None:
         self._pipeline.gate(self, self.route, tool.workers, self._pipeline.loop.time())
-
-    def _fail_lost(self, tool: Tool) -> None:
-        self.fail(
-            FailureKind.FAILURE_KIND_WORKER_LOST,
-            f"The worker was lost while {tool.name} ran; it is safe to run it again.",
-            effects_of_attempt(tool),
-            retryable=True,
-        )
 
     def _hand_over(self) -> None:
         """Lets the first joiner's caller have the call, and settles that of this one as cancelled."""
@@ -493,11 +460,7 @@ class Call:
             setattr(heir, name, mine)
         self.caller.took_over(self)
         heir.joined = None
-        heir.fail(
-            FailureKind.FAILURE_KIND_CANCELLED,
-            "The caller left the call, which goes on for another that made the same request.",
-            self.effects_so_far(),
-        )
+        heir.settle(failed(causes.left_to_others(self.effects_so_far())))
 
     def _settle_joiners(self, frame: Frame) -> None:
         joiners, self.joiners = self.joiners, None
@@ -536,9 +499,10 @@ class Call:
 
     def _set_due(self, now: float) -> None:
         when = self.deadline
-        if self.state is CallState.RUNNING:
+        state = self.state
+        if state is _RUNNING:
             if self.idle_timeout is not None:
                 when = min(when, self._progressed_at + self.idle_timeout)
-        elif self.state in (CallState.WAITING, CallState.CANCELLING, CallState.SETTLING):
+        elif state in _BOUNDED:
             when = self._until
         self._pipeline.clocks.set(self, when, now)

@@ -43,7 +43,11 @@ class Clocks:
     def set(self, timed: Timed, when: float, now: float) -> None:
         """Makes something due at a time instead of the one it had."""
         had = timed.due_slot
-        slot = (when // _FINE + 1) * _FINE if when - now < _NEAR else min(when, now + _FAR) // _COARSE * _COARSE
+        ahead = when - now
+        if ahead < _NEAR:
+            slot = (when // _FINE + 1) * _FINE
+        else:
+            slot = (when if ahead < _FAR else now + _FAR) // _COARSE * _COARSE
         if had is not None:
             if had == slot:
                 return

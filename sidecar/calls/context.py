@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 _TRACE_BYTES = {"traceparent": 64, "tracestate": 512, "baggage": 8_192}
 _ANCHOR_BYTES = 1_024
+_has = Start.HasField
 
 
-def invocation(start: Start, call: "Call", arguments: bytes) -> Frame:
+def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity | None) -> Frame:
     """The `Invoke` of a decoded call, whole but for what changes with each attempt: see `renew`.
 
     Optional fields are set exactly where the caller named them. Nothing of the `Start` is kept alive.
@@ -33,14 +34,14 @@ def invocation(start: Start, call: "Call", arguments: bytes) -> Frame:
         context.run_id = call.run_id
     if call.session_id is not None:
         context.session_id = call.session_id
-    has = start.HasField
-    if has("identity"):
-        _name_subject(context, start.identity)
-    if call.caller.principal.authenticated:
-        context.caller_principal = call.caller.principal.name
-    if has("parent_anchor"):
+    if identity is not None:
+        _name_subject(context, identity)
+    name, authenticated = call.caller.principal
+    if authenticated:
+        context.caller_principal = name
+    if _has(start, "parent_anchor"):
         _carry_anchor(context, start.parent_anchor, call)
-    if has("trace"):
+    if _has(start, "trace"):
         for field, value in start.trace.ListFields():
             if len(value.encode()) <= _TRACE_BYTES[field.name]:
                 setattr(context.trace, field.name, value)

@@ -32,7 +32,7 @@ from sidecar.wire.limits import MIB
 _log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
 
-_OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
+_has = Outcome.HasField
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
 _RETRY_AFTER = 1.0
 _NO_TOOL = "There is no tool of this name; ListTools says which there are."
@@ -78,11 +78,14 @@ class Pipeline:
         """Starts a call. It may be done on return; its `Started` and outcome go to the sink in any case."""
         now = self.loop.time()
         tool_call_id = start.tool_call_id
-        call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", now)
+        call = Call(self, caller, sink, tool_call_id if tool_call_id and usable_id(tool_call_id) else "", now)
         if self.tracer is not None:
             call.span = self.tracer.begin(start.trace)
         self._enter(call)
-        self.gate(call, self._admit, call, start, now)
+        try:
+            self._admit(call, start, now)
+        except Exception as reason:
+            self._turn_away(call, reason)
         return call
 
     def refuse(self, refusal: Refusal, caller: Caller, sink: Sink) -> None:
@@ -97,14 +100,8 @@ class Pipeline:
         """Takes a step of a call; if the step refuses or fails, the call ends so."""
         try:
             step(*arguments)
-        except Refusal as refusal:
-            call.refused(refusal.failure)
-        except Exception:
-            _log.exception("a gate failed; the call was refused")
-            self.counters.add("internal_errors")
-            call.refused(
-                failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
-            )
+        except Exception as reason:
+            self._turn_away(call, reason)
 
     async def idle(self) -> None:
         """Waits until no call runs."""
@@ -119,18 +116,13 @@ class Pipeline:
             self._idle.set_result(None)
             self._idle = None
         outcome = frame.outcome
-        if outcome.HasField("failure"):
+        if _has(outcome, "failure"):
             self.counters.add(f"failures.{kind_name(outcome.failure.kind)}")
         else:
             self.counters.add("results")
         self.durations.add(self.loop.time() - call.started_at)
         if call.span is not None:
             call.span.end(_ended(call, outcome))
-
-    def _enter(self, call: Call) -> None:
-        call.caller.in_flight += 1
-        self.running.add(call)
-        self.counters.add("calls")
 
     def resolve_again(self, call: Call) -> None:
         """Takes a call that waited for its tool, or whose version of it has gone, through the gates from 3 on.
@@ -139,7 +131,7 @@ class Pipeline:
 
         :raises Refusal: if a gate refuses it now.
         """
-        tool = self._catalogue.find(call.tool_name)
+        tool = self._catalogue.snapshot.tools.get(call.tool_name)
         if tool is None:
             raise Refusal(
                 FailureKind.FAILURE_KIND_UNAVAILABLE,
@@ -155,25 +147,36 @@ class Pipeline:
         if invocation is not None:
             self._fit(call, tool, parse(invocation.invoke.arguments), self.loop.time())
 
+    def _enter(self, call: Call) -> None:
+        call.caller.in_flight += 1
+        self.running.add(call)
+        self.counters.add("calls")
+
+    def _turn_away(self, call: Call, reason: Exception) -> None:
+        if isinstance(reason, Refusal):
+            call.refused(reason.failure)
+            return
+        _log.error("a gate failed; the call was refused", exc_info=reason)
+        self.counters.add("internal_errors")
+        call.refused(
+            failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
+        )
+
     def _admit(self, call: Call, start: Start, now: float) -> None:
         """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
         caller = call.caller
-        self._check_room(caller)
-        arguments, parsed = decode(start, call, self.ids.process)
-        call.scope = scope = scope_of(
-            caller.principal,
-            start.identity if start.HasField("identity") else None,
-            call.session_id,
-            call.run_id,
-            call.execution_id,
-        )
+        if self.draining or caller.in_flight > self.limits.in_flight_per_stream or caller.congested:
+            raise self._no_room(caller)
+        arguments, parsed, identity = decode(start, call, self.ids.process)
+        principal = caller.principal
+        call.scope = scope = scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
         name = call.tool_name
-        tool = self._catalogue.find(name)
+        tool = self._catalogue.snapshot.tools.get(name)
         expected = self._catalogue.expected(name) if tool is None else None
         if tool is None and expected is None:
             raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
-        self._check_policy(caller.principal, scope, name)
-        call.invocation = invocation(start, call, arguments)
+        self._check_policy(principal, scope, name)
+        call.invocation = invocation(start, call, arguments, identity)
         if call.span is not None:
             call.span.carry(call.invocation.invoke.context.trace)
         if tool is not None:
@@ -186,14 +189,13 @@ class Pipeline:
         """Gates 5 to 10."""
         is_new = call.tool is None
         call.tool = tool
-        call.generation = self._catalogue.generation
+        call.generation = self._catalogue.snapshot.generation
         call.limit_time(tool)
-        issues = tool.arguments.issues(arguments)
-        if issues:
+        if not tool.arguments.accepts(arguments):
             raise Refusal(
                 FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
                 f"The arguments do not fit the input schema of {tool.name}.",
-                issues=issues,
+                issues=tool.arguments.issues(arguments),
             )
         if is_new and call.key is not None:
             self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
@@ -204,7 +206,7 @@ class Pipeline:
     def _provide(self, call: Call, tool: Tool) -> None:
         """Gates 7 to 9."""
         if not call.admitted and call.scope is not None:
-            self.admission.enter(call.scope)
+            self.admission.enter(call.scope.owner)
             call.admitted = True
         if tool.unsupported is not None:
             raise Refusal(
@@ -212,28 +214,17 @@ class Pipeline:
                 f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
             )
 
-    def _check_room(self, caller: Caller) -> None:
+    def _no_room(self, caller: Caller) -> Refusal:
+        """Why a call of this caller cannot be taken now."""
+        kind = FailureKind.FAILURE_KIND_OVERLOADED
         if self.draining:
-            raise Refusal(
-                FailureKind.FAILURE_KIND_UNAVAILABLE,
-                "The sidecar is stopping and takes no new calls; try another one, or again later.",
-                retryable=True,
-                retry_after=_RETRY_AFTER,
-            )
-        if caller.in_flight > self.limits.in_flight_per_stream:
-            raise Refusal(
-                _OVERLOADED,
-                f"This stream has {self.limits.in_flight_per_stream:,} calls in flight, which is the most.",
-                retryable=True,
-                retry_after=_RETRY_AFTER,
-            )
-        if caller.congested:
-            raise Refusal(
-                _OVERLOADED,
-                "Too much of what this stream was sent is unread; read on, then try again.",
-                retryable=True,
-                retry_after=_RETRY_AFTER,
-            )
+            kind = FailureKind.FAILURE_KIND_UNAVAILABLE
+            message = "The sidecar is stopping and takes no new calls; try another one, or again later."
+        elif caller.in_flight > self.limits.in_flight_per_stream:
+            message = f"This stream has {self.limits.in_flight_per_stream:,} calls in flight, which is the most."
+        else:
+            message = "Too much of what this stream was sent is unread; read on, then try again."
+        return Refusal(kind, message, retryable=True, retry_after=_RETRY_AFTER)
 
     def _check_policy(self, principal: Principal, scope: Scope, tool: str) -> None:
         try:

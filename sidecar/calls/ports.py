@@ -1,6 +1,7 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
@@ -89,7 +90,7 @@ class WorkerSet(Protocol):
         """Whether an instance that takes calls has a tool of this name."""
         ...
 
-    def place(self, call: "Call") -> None:
+    def place(self, call: "Call", now: float) -> None:
         """Gives the call an instance, now or when one is free: `call.placed` is called with the assignment.
 
         :raises Refusal: as OVERLOADED if too many wait already.
@@ -101,44 +102,32 @@ class WorkerSet(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All tools at one moment. Never changed; a call that holds one of its tools is pinned to it."""
+
+    generation: int
+    """Which one it is: grows with every change of the tools."""
+    tools: "Mapping[str, Tool]"
+    """By name, in order of names."""
+
+
 class Catalogue(Protocol):
     """The tools there are now."""
 
-    @property
-    def generation(self) -> int:
-        """Grows with every change of the tools."""
-        ...
-
-    def find(self, name: str) -> "Tool | None":
-        """The tool of this name in the current generation."""
-        ...
+    snapshot: Snapshot
+    """The current ones. To be read, not set."""
 
     def expected(self, name: str) -> WorkerSet | None:
         """The worker set that is configured to bring a tool of this name, which is not there yet."""
         ...
 
 
-class Snapshot(Protocol):
-    """All tools at one moment. Never changed."""
-
-    @property
-    def generation(self) -> int:
-        """Which one it is."""
-        ...
-
-    @property
-    def tools(self) -> "Mapping[str, Tool]":
-        """By name, in order of names."""
-        ...
-
-
 class Listing(Protocol):
     """The catalogue, as doors list it."""
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The current one."""
-        ...
+    snapshot: Snapshot
+    """The current ones. To be read, not set."""
 
     async def changed(self) -> None:
         """Waits for the next change."""

@@ -18,10 +18,11 @@ _CERTAINLY_SHORT = _ID_BYTES // 4
 _NO_ARGUMENTS = b"{}"
 _INVALID = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
 _UNSUPPORTED = FailureKind.FAILURE_KIND_UNSUPPORTED
+_has = Start.HasField
 
 
-def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object]:
-    """Decodes a `Start` into its call; answers the arguments, as sent and as a value for the schema check.
+def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Identity | None]:
+    """Decodes a `Start` into its call; answers the arguments, as sent and as a value, and the identity, if it has one.
 
     `process` is this sidecar's own id, to recognise a call that came back.
 
@@ -30,27 +31,26 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object]:
     call.tool_name = tool_name = start.tool
     if not tool_name:
         raise Refusal(FailureKind.FAILURE_KIND_UNKNOWN_TOOL, "No tool was named; ListTools says which there are.")
-    has = start.HasField
-    if start.detachable or start.hops or has("resume") or has("on_behalf_of"):
+    if start.detachable or start.hops or _has(start, "resume") or _has(start, "on_behalf_of"):
         _refuse_what_is_not_done(start, process)
-    if has("tool_call_id") and not usable_id(start.tool_call_id):
+    if _has(start, "tool_call_id") and not usable_id(start.tool_call_id):
         raise Refusal(_INVALID, "tool_call_id must have 1 to 256 bytes; leave it out to have one made.")
-    if has("run_id"):
+    if _has(start, "run_id"):
         call.run_id = _identifier("run_id", start.run_id)
-    if has("session_id"):
+    if _has(start, "session_id"):
         call.session_id = _identifier("session_id", start.session_id)
-    if has("identity"):
-        _check_identity(start.identity)
-    if has("idempotency_key"):
+    if _has(start, "idempotency_key"):
         call.key = _identifier("idempotency_key", start.idempotency_key)
         if not call.key:
             raise Refusal(_INVALID, "The idempotency key is empty; leave it out or send 1 to 256 bytes.")
-    if has("timeout"):
-        call.timeout = _seconds(start.timeout)
-    _read_other_times(start, call)
-    arguments = start.arguments or (b"" if has("arguments") else _NO_ARGUMENTS)
+    identity = None
+    if _has(start, "identity"):
+        identity = start.identity
+        _check_identity(identity)
+    _read_times(start, call)
+    arguments = start.arguments or (b"" if _has(start, "arguments") else _NO_ARGUMENTS)
     try:
-        return arguments, parse(arguments)
+        return arguments, parse(arguments), identity
     except JsonRefused as refused:
         raise Refusal(_INVALID, f"The arguments are not JSON as it is taken here: {refused}") from None
 
@@ -63,18 +63,20 @@ def usable_id(text: str) -> bool:
 def _refuse_what_is_not_done(start: Start, process: str) -> None:
     if start.detachable:
         raise Refusal(_UNSUPPORTED, "This sidecar does not detach calls; start it without detachable.")
-    if start.HasField("resume"):
+    if _has(start, "resume"):
         raise Refusal(_UNSUPPORTED, "This sidecar does not resume calls; start a new one.")
-    if start.HasField("on_behalf_of"):
+    if _has(start, "on_behalf_of"):
         raise Refusal(_UNSUPPORTED, "This sidecar does not act for the callers of others.")
     if process in start.hops:
         raise Refusal(FailureKind.FAILURE_KIND_PROTOCOL, "The call came back to a sidecar that it had passed already.")
 
 
-def _read_other_times(start: Start, call: "Call") -> None:
-    if start.HasField("idle_timeout"):
+def _read_times(start: Start, call: "Call") -> None:
+    if _has(start, "timeout"):
+        call.timeout = _seconds(start.timeout)
+    if _has(start, "idle_timeout"):
         call.idle_timeout = _positive("idle_timeout", start.idle_timeout)
-    if start.HasField("human_timeout"):
+    if _has(start, "human_timeout"):
         _positive("human_timeout", start.human_timeout)
 
 

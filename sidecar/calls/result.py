@@ -1,7 +1,7 @@
 """Gate 12: what a tool's worker says of the call's end, held to what the tool declared."""
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome, Result, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.outcome import COMMITTED, NONE, POSSIBLE, cut, failed, failure
 from sidecar.calls.strict_json import JsonRefused, parse
@@ -24,6 +24,8 @@ _KINDS_OF_TOOLS = frozenset(
         FailureKind.FAILURE_KIND_INTERNAL,
     )
 )
+_has = Outcome.HasField
+_result_has = Result.HasField
 _ISSUES = 10
 _ISSUE_BYTES = 256
 _SAID = (NONE, POSSIBLE, COMMITTED)
@@ -51,11 +53,11 @@ def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
 def checked(frame: Frame, tool: Tool) -> Frame:
     """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead."""
     outcome = frame.outcome
-    if outcome.HasField("result"):
-        if outcome.HasField("uploaded_reference"):
+    if _has(outcome, "result"):
+        if _has(outcome, "uploaded_reference"):
             outcome.ClearField("uploaded_reference")
         result = outcome.result
-        if result.HasField("placed"):
+        if _result_has(result, "placed"):
             result.ClearField("placed")
         if tool.ceiling is not None and (size := result.ByteSize()) > tool.ceiling:
             return failed(

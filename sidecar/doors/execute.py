@@ -54,12 +54,12 @@ class ExecuteSession:
     @property
     def congested(self) -> bool:
         """Whether so much is undelivered that no call is to be started."""
-        return self._outbox.congested
+        return self._outbox.undelivered_bytes > self._outbox.soft
 
     @property
     def overfull(self) -> bool:
         """Whether so much is undelivered that a large outcome is to be refused."""
-        return self._outbox.overfull
+        return self._outbox.undelivered_bytes > self._outbox.hard
 
     def finished(self, call: Call) -> None:
         """A call's outcome was queued."""
@@ -133,7 +133,7 @@ class ExecuteSession:
         """A lane for a new call; `None`, and the stream is told, if its id does not increase."""
         if call > self._last_call:
             self._last_call = call
-            return self._stream.lane(call)
+            return Lane(self._outbox, call)
         reason = (
             StreamErrorReason.STREAM_ERROR_REASON_CALL_ID_NOT_INCREASING
             if call

@@ -16,6 +16,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 _FRAMES_TAG = 0x0A
 SHORT_HEADERS = tuple(bytes((_FRAMES_TAG, length)) for length in range(0x80))
 """The bytes in front of a short frame, by its length."""
+_TWO_BYTES = 1 << 14
 _VARINT_BYTES = 10
 _SEVEN_BITS, _MORE = 0x7F, 0x80
 _CALL = 1
@@ -46,6 +47,8 @@ def header(length: int) -> bytes:
     """The bytes in front of a frame of this length."""
     if length < len(SHORT_HEADERS):
         return SHORT_HEADERS[length]
+    if length < _TWO_BYTES:
+        return bytes((_FRAMES_TAG, length & _SEVEN_BITS | _MORE, length >> 7))
     encoded = bytearray((_FRAMES_TAG,))
     while length >= _MORE:
         encoded.append(length & _SEVEN_BITS | _MORE)

@@ -23,7 +23,9 @@ class WireLimits:
     message_frames: int = 128
     """A writer closes a message at this many frames."""
     turn_bytes: int = 64 * KIB
-    """What a lane earns each turn towards its next frame."""
+    """What a lane earns each turn towards its next frames."""
+    turn_frames: int = 8
+    """How many frames a lane writes in a turn at most."""
     frames_per_turn: int = 256
     """A reader hands on this many frames before others get the event loop."""
     bytes_per_turn: int = 256 * KIB

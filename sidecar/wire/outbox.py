@@ -13,14 +13,22 @@ from sidecar.wire.limits import WireLimits
 _log = logging.getLogger(__name__)
 
 _SMALLEST_LIMIT = 4_096
-_LONG = 64
-
+_SHORT = len(SHORT_HEADERS)
 _MOST_COUNTED = 2**32 - 1
 _COUNT_BYTES = 6
 """What the count of lost progress may add to a frame that is queued."""
 
-_Report = tuple[bytes, int]
-"""A queued progress frame, which may give way to a newer one, and how many were lost just before it."""
+# Taken from the class: an object of it looks for a method among its fields first.
+_serialized = Frame.SerializeToString
+
+
+class _ReportHeader(bytes):
+    """What goes in front of a progress frame, which may give way to a newer one."""
+
+    __slots__ = ()
+
+
+_REPORT_HEADERS = tuple(map(_ReportHeader, SHORT_HEADERS))
 
 
 class OutboxStatistics(NamedTuple):
@@ -45,7 +53,17 @@ class Lane:
     is abandoned goes nowhere.
     """
 
-    __slots__ = ("_credit", "_frames", "_lost", "_outbox", "call", "handed_over", "sequence")
+    __slots__ = (
+        "_credit",
+        "_entries",
+        "_lost",
+        "_lost_before_oldest",
+        "_outbox",
+        "_size",
+        "call",
+        "handed_over",
+        "sequence",
+    )
 
     def __init__(self, outbox: "Outbox", call: int) -> None:
         self.call = call
@@ -54,9 +72,14 @@ class Lane:
         self.handed_over = 0
         """How many frames were handed to the transport."""
         self._outbox = outbox
-        # A list: a lane holds few frames, and there is a lane for each call. A long one becomes a deque.
-        self._frames: list[bytes | _Report] | deque[bytes | _Report] = []
+        self._entries: list[bytes] = []
+        """What is queued, as it will be written: header, frame, header, frame."""
+        self._size = 0
+        """Bytes of the queued frames."""
         self._lost = 0
+        """How many were lost since the newest was queued."""
+        self._lost_before_oldest = 0
+        """How many gave way just before the oldest progress that is queued."""
         self._credit = 0
 
     def send(self, frame: Frame) -> bool:
@@ -68,13 +91,18 @@ class Lane:
         frame.call = self.call
         frame.sequence = sequence
         frame.time_unix_nano = time_ns()
-        data = frame.SerializeToString()
+        data = _serialized(frame)
         size = len(data)
-        if size > self._outbox.largest_frame:
+        outbox = self._outbox
+        if size > outbox.largest_frame:
             self.sequence = sequence - 1
             self._lost = frame.coalesced
             return False
-        self._outbox._queue(self, data, size)
+        entries = self._entries
+        if entries or outbox._gives_turn(self):
+            entries += (SHORT_HEADERS[size] if size < _SHORT else header(size), data)
+            self._size += size
+            outbox.undelivered_bytes += size
         return True
 
     def report(self, frame: Frame) -> None:
@@ -82,80 +110,106 @@ class Lane:
 
         One whose payload is over the largest, or that comes while the outbox is overfull, is dropped and counted so.
         """
-        outbox = self._outbox
-        lost = self._lost
-        if frame.coalesced:
-            lost += frame.coalesced
-            frame.coalesced = 0
+        if self._lost:
+            frame.coalesced = min(frame.coalesced + self._lost, _MOST_COUNTED)
+            self._lost = 0
         self.sequence = sequence = self.sequence + 1
         frame.call = self.call
         frame.sequence = sequence
         frame.time_unix_nano = time_ns()
-        data = frame.SerializeToString()
+        data = _serialized(frame)
         size = len(data)
+        outbox = self._outbox
         if size > outbox.largest_report and (
             size > outbox.largest_frame or len(frame.progress.payload) > outbox.largest_report
         ):
-            self._lost = lost + 1
+            self._lost = frame.coalesced + 1
             outbox.dropped_as_oversized(size)
             return
-        if outbox.undelivered_bytes > outbox.hard:
-            self._lost = lost + 1
-            outbox.coalesced += 1
-            return
-        self._lost = 0
-        outbox._queue(self, (data, lost), size)
-        if len(self._frames) > 1:
-            kept = 1 if outbox.undelivered_bytes > outbox.soft else outbox.progress_kept
-            if len(self._frames) > kept:
+        undelivered = outbox.undelivered_bytes
+        kept = outbox.progress_kept
+        if undelivered > outbox.soft:
+            if undelivered > outbox.hard:
+                self._lost = frame.coalesced + 1
+                outbox.coalesced += 1
+                return
+            kept = 1
+        entries = self._entries
+        if entries or outbox._gives_turn(self):
+            entries += (_REPORT_HEADERS[size] if size < _SHORT else _ReportHeader(header(size)), data)
+            self._size += size
+            outbox.undelivered_bytes = undelivered + size
+            if len(entries) > 2 * kept:
                 self._shed(kept)
 
     def _shed(self, kept: int) -> None:
-        """Drops the oldest progress until `kept` are left; the frame behind each takes over its count."""
-        frames = self._frames
-        surplus = sum(isinstance(entry, tuple) for entry in frames) - kept
-        position = 0
-        while surplus > 0:
-            entry = frames[position]
-            if not isinstance(entry, tuple):
-                position += 1
-                continue
-            del frames[position]
-            surplus -= 1
-            data, lost = entry
-            self._outbox.undelivered_bytes -= len(data)
+        """Drops the oldest progress until so many are left; what is behind each takes over its count."""
+        entries = self._entries
+        surplus = sum(isinstance(entry, _ReportHeader) for entry in entries[::2]) - kept
+        place = self._oldest_report()
+        for _ in range(surplus):
+            dropped = entries[place + 1]
+            lost = self._lost_before_oldest + Frame.FromString(dropped).coalesced + 1
+            del entries[place : place + 2]
+            self._resize(-len(dropped))
             self._outbox.coalesced += 1
-            follower = frames[position]
-            if isinstance(follower, tuple):
-                frames[position] = (follower[0], follower[1] + lost + 1)
-            else:
-                frames[position] = self._counting(follower, lost + 1)
+            self._lost_before_oldest = lost
+            if not isinstance(entries[place], _ReportHeader):
+                self._settle_lost(place)
+                place = self._oldest_report(place)
 
-    def _counting(self, data: bytes, lost: int) -> bytes:
-        """A queued frame that counts these lost ones too."""
-        frame = Frame.FromString(data)
-        frame.coalesced = min(frame.coalesced + lost, _MOST_COUNTED)
-        counted = frame.SerializeToString()
-        self._outbox.undelivered_bytes += len(counted) - len(data)
-        return counted
+    def _oldest_report(self, start: int = 0) -> int:
+        """Where the oldest queued progress is; there must be one at or behind the start."""
+        entries = self._entries
+        return next(place for place in range(start, len(entries), 2) if isinstance(entries[place], _ReportHeader))
 
-    def _first(self) -> bytes:
-        """The next frame, as it will be written."""
-        entry = self._frames[0]
-        if not isinstance(entry, tuple):
-            return entry
-        data, lost = entry
-        if lost:
-            data = self._frames[0] = self._counting(data, lost)
-        return data
+    def _settle_lost(self, place: int) -> None:
+        """Has the frame at a place say how many were lost just before it."""
+        entries = self._entries
+        before = entries[place + 1]
+        frame = Frame.FromString(before)
+        frame.coalesced = min(frame.coalesced + self._lost_before_oldest, _MOST_COUNTED)
+        self._lost_before_oldest = 0
+        entries[place + 1] = data = _serialized(frame)
+        entries[place] = type(entries[place])(header(len(data)))
+        self._resize(len(data) - len(before))
+
+    def _resize(self, growth: int) -> None:
+        self._size += growth
+        self._outbox.undelivered_bytes += growth
+
+    def _take(self, parts: list[bytes], most: int, credit: int, room: int) -> int:
+        """Moves its first frames into a message: at most so many, and as far as credit and room reach.
+
+        Answers how many. Credit that the next frame waits for is kept towards it.
+        """
+        entries = self._entries
+        size = taken = 0
+        self._credit = 0
+        for data in entries[1 : 2 * most : 2]:
+            size += len(data)
+            if size > credit or size > room:
+                size -= len(data)
+                self._credit = credit - size
+                break
+            taken += 1
+        parts += entries[: 2 * taken]
+        del entries[: 2 * taken]
+        self._size -= size
+        self.handed_over += taken
+        return taken
+
+    def _clear(self) -> None:
+        self._entries.clear()
+        self._size = self._credit = 0
 
 
 class Outbox:
     """The lanes of one stream, and the message that comes next.
 
-    A control lane (call 0) goes first. The others take turns: each turn earns a lane `turn_bytes`, and it writes one
-    frame once it has earned it, so neither many small frames nor few large ones keep others waiting. `on_ready` is
-    called whenever the outbox becomes non-empty. Nothing here waits or copies a frame twice.
+    A control lane (call 0) goes first. The others take turns: each turn earns a lane `turn_bytes`, and it writes at
+    most `turn_frames` frames that it has earned, so neither many small frames nor few large ones keep others waiting.
+    `on_ready` is called whenever the outbox is about to become non-empty. Nothing here waits or copies a frame twice.
     """
 
     def __init__(self, limits: WireLimits, on_ready: Callable[[], None]) -> None:
@@ -208,7 +262,7 @@ class Outbox:
             return
         frame.call = 0
         frame.time_unix_nano = time_ns()
-        data = frame.SerializeToString()
+        data = _serialized(frame)
         was_empty = not self._turns and not self._control
         self._control.append(data)
         self.undelivered_bytes += len(data)
@@ -221,7 +275,7 @@ class Outbox:
             return
         frame.call = 0
         frame.time_unix_nano = time_ns()
-        data = frame.SerializeToString()
+        data = _serialized(frame)
         was_empty = self.empty
         self._farewells.append(data)
         self.undelivered_bytes += len(data)
@@ -231,41 +285,39 @@ class Outbox:
     def drain(self) -> bytes | None:
         """The next message, or `None` when nothing is queued. Its bytes count as undelivered until `delivered`."""
         parts: list[bytes] = []
-        size = frames = 0
+        size, frames = self._take_control(parts) if self._control else (0, 0)
         limits = self._limits
         most_bytes = limits.message_bytes
         most_frames = limits.message_frames
-        control = self._control
-        while control and frames < most_frames and size < most_bytes:
-            data = control.popleft()
-            length = len(data)
-            parts += (header(length), data)
-            size += length
-            frames += 1
         turns = self._turns
-        turn_bytes = limits.turn_bytes
         while turns and frames < most_frames and size < most_bytes:
-            lane = turns[0]
-            entry = lane._frames[0]
-            data = entry if isinstance(entry, bytes) else lane._first()
-            length = len(data)
-            credit = lane._credit + turn_bytes
-            if length > credit and len(turns) > 1:
-                lane._credit = credit
-                turns.rotate(-1)
-                continue
-            if size and size + length > most_bytes:
-                break
-            lane._credit = 0
-            del lane._frames[0]
-            lane.handed_over += 1
-            if lane._frames:
-                turns.rotate(-1)
+            lane = turns.popleft()
+            if lane._lost_before_oldest:
+                lane._settle_lost(lane._oldest_report())
+            entries = lane._entries
+            count = len(entries) // 2
+            length = credit = lane._size
+            most = most_frames - frames
+            if turns:
+                credit = lane._credit + limits.turn_bytes
+                most = min(most, limits.turn_frames)
+            if count <= most and length <= credit and size + length <= most_bytes:
+                parts += entries
+                entries.clear()
+                lane._size = lane._credit = 0
+                lane.handed_over += count
             else:
-                turns.popleft()
-            parts += (SHORT_HEADERS[length] if length < len(SHORT_HEADERS) else header(length), data)
+                # The first frame of a message has room whatever its size.
+                room = most_bytes - size if size else max(most_bytes, len(entries[1]))
+                count = lane._take(parts, most, credit, room)
+                length -= lane._size
+                if not count and len(entries[1]) <= credit:
+                    # It has earned its frame, and begins the next message with it.
+                    turns.appendleft(lane)
+                    break
+                turns.append(lane)
+            frames += count
             size += length
-            frames += 1
         if not frames:
             if not self._farewells:
                 return None
@@ -277,6 +329,19 @@ class Outbox:
         self.messages += 1
         self.frames += frames
         return b"".join(parts)
+
+    def _take_control(self, parts: list[bytes]) -> tuple[int, int]:
+        """Moves what is queued on call 0 into a message, as far as it has room; answers its bytes and frames."""
+        control = self._control
+        limits = self._limits
+        size = frames = 0
+        while control and frames < limits.message_frames and size < limits.message_bytes:
+            data = control.popleft()
+            length = len(data)
+            parts += (header(length), data)
+            size += length
+            frames += 1
+        return size, frames
 
     def delivered(self) -> None:
         """Says that the drained messages were taken by the transport."""
@@ -302,10 +367,8 @@ class Outbox:
         """Drops what is queued on lanes, and what is queued on them from now on. The control lane goes on."""
         self._calls_abandoned = True
         for lane in self._turns:
-            self.undelivered_bytes -= sum(
-                len(entry) if isinstance(entry, bytes) else len(entry[0]) for entry in lane._frames
-            )
-            lane._frames.clear()
+            self.undelivered_bytes -= lane._size
+            lane._clear()
         self._turns.clear()
 
     def abandon(self) -> None:
@@ -314,7 +377,7 @@ class Outbox:
         self._control.clear()
         self._farewells.clear()
         for lane in self._turns:
-            lane._frames.clear()
+            lane._clear()
         self._turns.clear()
         self.undelivered_bytes = self._writing
 
@@ -322,18 +385,12 @@ class Outbox:
         """The state at this moment."""
         return OutboxStatistics(len(self._turns), self.undelivered_bytes, self.messages, self.frames, self.coalesced)
 
-    def _queue(self, lane: Lane, entry: bytes | _Report, size: int) -> None:
+    def _gives_turn(self, lane: Lane) -> bool:
+        """Whether a lane that has nothing queued may queue a frame, and so takes turns from now on."""
         if self._calls_abandoned:
-            return
-        self.undelivered_bytes += size
-        frames = lane._frames
-        frames.append(entry)
-        waiting = len(frames)
-        if waiting == _LONG:
-            # Taking the first out of a long list moves all others.
-            lane._frames = deque(frames)
-        elif waiting == 1:
-            turns = self._turns
-            turns.append(lane)
-            if len(turns) == 1 and not self._control:
-                self._on_ready()
+            return False
+        turns = self._turns
+        turns.append(lane)
+        if len(turns) == 1 and not self._control:
+            self._on_ready()
+        return True

@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 _HEADS_AT_MOST = 4_096
 _MISSED_PINGS = 3
+# Taken from the class: an object of it looks for a method among its fields first.
+_body_of = Frame.WhichOneof
 
 
 class Receiver(Protocol):
@@ -237,7 +239,7 @@ class FrameStream:
             # Large frames take longer to handle, so fewer of them are handled in a turn.
             per_turn = min(most_a_turn, max(len(frames) * self._limits.bytes_per_turn // (size + 1), 1))
             for number, frame in enumerate(frames, 1):
-                body = frame.WhichOneof("body")
+                body = _body_of(frame, "body")
                 if (
                     size > largest_frame
                     and (frame_size := frame.ByteSize()) > largest_frame

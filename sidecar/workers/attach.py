@@ -82,7 +82,7 @@ class AttachSession:
 
     def _progress(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is not None and (call := assignment.call) is not None:
+        if assignment is not None and (call := assignment.assigned) is not None:
             call.progressed(frame)
         else:
             self._late("late_progress")
@@ -91,25 +91,25 @@ class AttachSession:
         assignment = self._running.get(frame.call)
         if assignment is None:
             self._late("late_outcomes")
-        elif assignment.call is None:
+        elif assignment.assigned is None:
             self._counters.add("late_outcomes")
             assignment.release()
         else:
-            assignment.call.ended(frame)
+            assignment.assigned.ended(frame)
 
     def _outbound_request(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is None or assignment.call is None:
+        if assignment is None or assignment.assigned is None:
             self._late("late_requests")
         else:
-            assignment.call.asked(frame)
+            assignment.assigned.asked(frame)
 
     def _register_teardown(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is None or assignment.call is None:
+        if assignment is None or assignment.assigned is None:
             self._late("late_requests")
         else:
-            assignment.call.registering(frame)
+            assignment.assigned.registering(frame)
 
     def _log(self, frame: Frame) -> None:
         instance = self._instance
@@ -121,7 +121,7 @@ class AttachSession:
         line = frame.log
         fields = sorted(line.fields.items())[:_LOG_FIELDS]
         assignment = self._running.get(frame.call)
-        call = assignment.call if assignment is not None else None
+        call = assignment.assigned if assignment is not None else None
         _worker_log.log(
             _LEVELS.get(line.level, logging.INFO),
             "%s",
@@ -136,10 +136,10 @@ class AttachSession:
 
     def _output(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is None or assignment.call is None:
+        if assignment is None or assignment.assigned is None:
             self.misdirected(frame, "output")
         else:
-            assignment.call.reserved("output")
+            assignment.assigned.reserved("output")
 
     def _may_log(self) -> bool:
         """Whether another line may be logged in this second."""
@@ -241,7 +241,7 @@ class AttachSession:
         welcome.limits.CopyFrom(limits_message(self._wire_limits, instance.concurrency))
         welcome.version.CopyFrom(PROTOCOL)
         welcome.refused.extend(turned_away)
-        welcome.generation = self._catalogue.generation
+        welcome.generation = self._catalogue.snapshot.generation
         welcome.ping_interval.FromNanoseconds(int(self._limits.ping_interval * 1e9))
         welcome.reattach_window.FromNanoseconds(int(self._limits.reattach_window * 1e9))
         return frame
@@ -253,8 +253,8 @@ class AttachSession:
         assignment = self._running.get(frame.call)
         if self._instance is None:
             self._turn(EndingReason.PROTOCOL, "The first frame of a worker is its WorkerHello.")
-        elif assignment is not None and assignment.call is not None:
-            assignment.call.broke_protocol(f"The worker sent a {body} frame, which is not a worker's to send.")
+        elif assignment is not None and assignment.assigned is not None:
+            assignment.assigned.broke_protocol(f"The worker sent a {body} frame, which is not a worker's to send.")
         else:
             self._complain(f"A {body} frame is not a worker's to send.", frame.call)
 
@@ -269,12 +269,12 @@ class AttachSession:
         elif head.body == "progress":
             self._counters.add("oversized_progress")
             _log.warning("a progress frame of %d bytes was dropped", head.size)
-        elif assignment.call is None:
+        elif assignment.assigned is None:
             if head.body == "outcome":
                 assignment.release()
             self._counters.add("late_outcomes" if head.body == "outcome" else "late_requests")
         elif head.body == "outcome":
-            assignment.call.result_too_large()
+            assignment.assigned.result_too_large()
         elif head.body == "outbound_request" and head.frame is not None:
             assignment.send(
                 refused(
@@ -284,7 +284,7 @@ class AttachSession:
                 )
             )
         else:
-            assignment.call.broke_protocol("The worker sent a frame that is over the largest.")
+            assignment.assigned.broke_protocol("The worker sent a frame that is over the largest.")
 
     def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
         """A message came that cannot be read: told, and the second time the instance is given up."""

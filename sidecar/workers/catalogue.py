@@ -2,25 +2,16 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from sidecar.calls.limits import CallLimits
+from sidecar.calls.ports import Snapshot
 from sidecar.calls.ports import WorkerSet as WorkerSetPort
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
 from sidecar.workers.grant import Grant
 from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.worker_set import WorkerSet
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All tools at one moment. Never changed; a call that holds one of its tools is pinned to it."""
-
-    generation: int
-    tools: Mapping[str, Tool]
-    """By name, in order of names."""
 
 
 class Catalogue:
@@ -41,10 +32,6 @@ class Catalogue:
     def generation(self) -> int:
         """Grows with every change of the tools."""
         return self.snapshot.generation
-
-    def find(self, name: str) -> Tool | None:
-        """The tool of this name in the current generation."""
-        return self._tools.get(name)
 
     def expected(self, name: str) -> WorkerSetPort | None:
         """The worker set that is configured to bring a tool of this name, which is not there yet."""

@@ -30,17 +30,21 @@ class InstanceState(Enum):
     """Its stream is over; it may come back with its secret."""
 
 
-class Assignment:
-    """One call on one instance: a slot, and the frames that go to the tool."""
+_ACTIVE = InstanceState.ACTIVE
 
-    __slots__ = ("_instance", "_lane", "call", "tool_name")
 
-    def __init__(self, instance: "Instance", lane: Lane, call: Call, tool_name: str) -> None:
+class Assignment(Lane):
+    """One call on one instance: a slot, and the lane of the frames that go to the tool."""
+
+    __slots__ = ("_instance", "assigned", "limited")
+
+    def __init__(self, instance: "Instance", number: int, assigned: Call, limited: str | None) -> None:
+        Lane.__init__(self, instance.stream.outbox, number)
         self._instance = instance
-        self._lane = lane
-        self.call: Call | None = call
+        self.assigned: Call | None = assigned
         """The call; `None` once it was given up while the tool still runs."""
-        self.tool_name = tool_name
+        self.limited = limited
+        """The name of its tool, if an instance runs but so many calls of that."""
 
     @property
     def instance_id(self) -> str:
@@ -50,25 +54,21 @@ class Assignment:
     @property
     def invoked(self) -> bool:
         """Whether the message that holds the invoke was handed to the transport."""
-        return self._lane.handed_over > 0
-
-    def send(self, frame: Frame) -> bool:
-        """Sends a frame of the call to the tool. False: it is over the worker's largest and was not sent."""
-        return self._lane.send(frame)
+        return self.handed_over > 0
 
     def cancel(self, reason: "CancelReason.ValueType") -> None:
         """Asks the tool to stop."""
         frame = Frame()
         frame.cancel.reason = reason
-        self._lane.send(frame)
+        self.send(frame)
 
     def release(self) -> None:
         """Gives the slot back: the tool has ended."""
-        self._instance.free(self._lane.call, self)
+        self._instance.free(self)
 
     def leak(self) -> None:
         """Gives the call up while the tool still runs: the slot stays taken until the tool ends."""
-        self.call = None
+        self.assigned = None
         self._instance.leak()
 
 
@@ -100,6 +100,7 @@ class Instance:
         self.drain_timer: asyncio.TimerHandle | None = None
         """When a draining instance is given up."""
         self._running_by_tool: dict[str, int] = {}
+        """Of the tools that it runs but so many calls of."""
         self._last_call = 0
         self._idle: asyncio.Future[None] | None = None
 
@@ -109,11 +110,12 @@ class Instance:
 
     def can_take(self, tool: Tool) -> bool:
         """Whether it has a free slot for a call of the tool."""
+        outbox = self.stream.outbox
         if (
-            self.state is not InstanceState.ACTIVE
+            self.state is not _ACTIVE
             or len(self.running) >= self.concurrency
             or self.tools.get(tool.name) != tool.digest
-            or self.stream.outbox.congested
+            or outbox.undelivered_bytes > outbox.soft
         ):
             return False
         limit = tool.concurrency
@@ -121,23 +123,24 @@ class Instance:
 
     def assign(self, call: Call, tool: Tool) -> Assignment:
         """Takes a slot for a call."""
-        self._last_call += 1
-        lane = self.stream.lane(self._last_call)
-        assignment = self.running[self._last_call] = Assignment(self, lane, call, tool.name)
-        self._running_by_tool[tool.name] = self._running_by_tool.get(tool.name, 0) + 1
+        self._last_call = number = self._last_call + 1
+        limited = None
+        if tool.concurrency is not None:
+            limited = tool.name
+            self._running_by_tool[limited] = self._running_by_tool.get(limited, 0) + 1
+        assignment = self.running[number] = Assignment(self, number, call, limited)
         return assignment
 
-    def free(self, call_id: int, assignment: Assignment) -> None:
+    def free(self, assignment: Assignment) -> None:
         """Frees a slot, and lets the next waiting call have it."""
-        if self.running.pop(call_id, None) is None:
+        if self.running.pop(assignment.call, None) is None:
             return
-        if assignment.call is None:
+        if assignment.assigned is None:
             self.leaked -= 1
-        self._running_by_tool[assignment.tool_name] -= 1
-        if self.state is InstanceState.LEAVING:
-            self.finish_when_idle()
+        if assignment.limited is not None:
+            self._running_by_tool[assignment.limited] -= 1
         if not self.running:
-            self._tell_idle()
+            self._emptied()
         self.workers.slot_freed()
 
     def leak(self) -> None:
@@ -163,6 +166,12 @@ class Instance:
         if self.running:
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
+
+    def _emptied(self) -> None:
+        """It runs nothing any more."""
+        if self.state is InstanceState.LEAVING:
+            self.finish_when_idle()
+        self._tell_idle()
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, None

@@ -199,7 +199,7 @@ class _Facts:
         facts = {"worker": self._workers.name}
         if instance is not None:
             facts["instance"] = instance.id
-            calls = [assignment.call for assignment in instance.running.values() if assignment.call is not None]
+            calls = [assignment.assigned for assignment in instance.running.values() if assignment.assigned is not None]
             if len(calls) == 1:
                 # With several at once a printed line cannot be told apart; `Log` frames can.
                 facts["execution_id"] = calls[0].execution_id

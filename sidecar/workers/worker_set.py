@@ -78,7 +78,7 @@ class WorkerSet:
         states[InstanceState.GONE.name.lower()] = len(self._gone)
         return SetReading(self.name, states, slots, taken, leaked, len(self._waiting))
 
-    def place(self, call: Call) -> None:
+    def place(self, call: Call, now: float) -> None:
         """Gives the call an instance, now or when one is free.
 
         :raises Refusal: as OVERLOADED if too many wait already.
@@ -87,7 +87,7 @@ class WorkerSet:
         if tool is not None and tool.name not in self._waiting:
             instance = self._choose(tool)
             if instance is not None:
-                call.placed(instance.assign(call, tool))
+                call.placed(instance.assign(call, tool), now)
                 return
         self._make_room(call)
         self.counters.add("waits")
@@ -128,7 +128,7 @@ class WorkerSet:
                 if tool is not current:
                     call.resolve_again()
                 elif instance is not None:
-                    call.placed(instance.assign(call, current))
+                    call.placed(instance.assign(call, current), asyncio.get_running_loop().time())
         finally:
             self._serving.discard(name)
 
@@ -223,8 +223,8 @@ class WorkerSet:
         self._gone[instance.id] = (instance, timer)
         self._changed()
         for assignment in running:
-            if assignment.call is not None:
-                assignment.call.lost()
+            if assignment.assigned is not None:
+                assignment.assigned.lost()
 
     def quarantine(self, instance: Instance) -> None:
         """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
@@ -327,8 +327,8 @@ class WorkerSet:
     def _give_up(self, instance: Instance) -> None:
         """A draining instance had its time: what it still runs is asked to stop, and then the instance is lost."""
         for assignment in tuple(instance.running.values()):
-            if assignment.call is not None:
-                assignment.call.cancel(CancelReason.CANCEL_REASON_DRAIN)
+            if assignment.assigned is not None:
+                assignment.assigned.cancel(CancelReason.CANCEL_REASON_DRAIN)
         instance.drain_timer = asyncio.get_running_loop().call_later(
             self._call_limits.cancel_grace, self._end, instance
         )

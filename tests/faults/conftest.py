@@ -87,7 +87,7 @@ class Inside:
         assert not len(self.pipeline.requests)
         for workers in self.catalogue.sets.values():
             assert not workers.waiting
-            assert not any(slot.call for each in workers.instances.values() for slot in each.running.values())
+            assert not any(slot.assigned for each in workers.instances.values() for slot in each.running.values())
         counts = self.counts
         ended = sum(number for name, number in counts.items() if name == "results" or name.startswith("failures."))
         assert counts.get("calls", 0) == ended

@@ -1,6 +1,7 @@
 """The diagram and the frame tables of docs/protocol.md, driven cell by cell."""
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -69,17 +70,16 @@ def sent_cells() -> list[tuple[dict[str, str], str]]:
 
 
 def watch_transitions(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
-    def get(call: Call) -> CallState:
-        state: CallState = call.__dict__.get("watched", CallState.GATES)
-        return state
+    slot = vars(Call)["state"]
 
     def set_(call: Call, state: CallState) -> None:
-        before = get(call)
-        if before is not state:
-            seen.transitions.add((before.name, state.name))
-        call.__dict__["watched"] = state
+        with contextlib.suppress(AttributeError):
+            before = slot.__get__(call)
+            if before is not state:
+                seen.transitions.add((before.name, state.name))
+        slot.__set__(call, state)
 
-    monkeypatch.setattr(Call, "state", property(get, set_))
+    monkeypatch.setattr(Call, "state", property(slot.__get__, set_))
 
 
 def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
@@ -95,10 +95,10 @@ def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
         body = frame.WhichOneof("body")
         assert body is not None
         for call in calls:
-            assignment = call._assignment
+            assignment: object = call._assignment
             if call.sink is lane:
                 seen.sent.add(("sidecar → caller", body, call.state.name))
-            elif assignment is not None and getattr(assignment, "_lane", None) is lane:
+            elif assignment is lane:
                 seen.sent.add(("sidecar → worker", body, call.state.name))
 
     def watched_send(lane: Lane, frame: Frame) -> bool:

@@ -1,5 +1,6 @@
 """Whose frame is next: by call, and by bytes, so that neither many small frames nor few large ones hold others up."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -30,17 +31,23 @@ def fill(outbox: Outbox, call: int, size: int, count: int) -> None:
         assert lane.send(sized_outcome(size, call=call))
 
 
-def test_lanes_take_turns_by_frame(outbox: Outbox) -> None:
+def turns(calls: Iterable[int], frames: int) -> list[int]:
+    """The calls of the frames that these lanes write when each writes so many a turn."""
+    return [call for call in calls for _ in range(frames)]
+
+
+def test_lanes_take_turns_by_a_few_frames(outbox: Outbox) -> None:
     for call in range(1, 11):
-        fill(outbox, call, 100, 3)
-    assert [frame.call for frame in drained(outbox)] == [*range(1, 11)] * 3
+        fill(outbox, call, 100, 20)
+    lanes = range(1, 11)
+    assert [frame.call for frame in drained(outbox)] == turns(lanes, 8) + turns(lanes, 8) + turns(lanes, 4)
 
 
 def test_lanes_of_unequal_length_take_turns_while_they_last(outbox: Outbox) -> None:
-    fill(outbox, 1, 100, 4)
+    fill(outbox, 1, 100, 30)
     fill(outbox, 2, 100, 1)
-    fill(outbox, 3, 100, 2)
-    assert [frame.call for frame in drained(outbox)] == [1, 2, 3, 1, 3, 1, 1]
+    fill(outbox, 3, 100, 10)
+    assert [frame.call for frame in drained(outbox)] == [*[1] * 8, 2, *[3] * 8, *[1] * 8, *[3] * 2, *[1] * 14]
 
 
 def test_a_new_lane_waits_for_one_turn_at_most(outbox: Outbox) -> None:
@@ -50,18 +57,18 @@ def test_a_new_lane_waits_for_one_turn_at_most(outbox: Outbox) -> None:
     fill(outbox, 9, 100, 1)
     message = outbox.drain()
     assert message is not None
-    assert 9 in [frame.call for frame in frames_of([message])][:4]
+    assert 9 in [frame.call for frame in frames_of([message])][: 3 * 8 + 1]
 
 
 def test_a_lane_of_large_frames_gets_64_kib_a_turn(outbox: Outbox) -> None:
     fill(outbox, 1, MIB, 3)
-    fill(outbox, 2, 100, 60)
-    fill(outbox, 3, 100, 60)
+    fill(outbox, 2, 100, 480)
+    fill(outbox, 3, 100, 480)
     calls = [frame.call for frame in drained(outbox)]
     large = [position for position, call in enumerate(calls) if call == 1]
-    # A large frame has earned its 1 MiB in the 16th turn; in each of the 15 before it the others write a frame.
-    assert large[0] == 15 * 2
-    assert all(after - before - 1 in (15 * 2, 16 * 2) for before, after in pairwise(large))
+    # A large frame has earned its 1 MiB in the 16th turn; in each of the 15 before it the others write 8 frames.
+    assert large[0] == 15 * 2 * 8
+    assert all(after - before - 1 in (15 * 2 * 8, 16 * 2 * 8) for before, after in pairwise(large))
 
 
 def test_a_lane_alone_does_not_wait_to_earn_its_frame(outbox: Outbox) -> None:
@@ -89,8 +96,8 @@ def test_what_a_lane_has_earned_is_not_kept_for_later(outbox: Outbox) -> None:
     fill(outbox, 2, 100, 100)
     drained(outbox)
     fill(outbox, 1, MIB, 1)
-    fill(outbox, 2, 100, 100)
-    assert [frame.call for frame in drained(outbox)].index(1) == 15
+    fill(outbox, 2, 100, 200)
+    assert [frame.call for frame in drained(outbox)].index(1) == 15 * 8
 
 
 def test_no_message_is_over_its_size_unless_it_holds_one_frame(outbox: Outbox) -> None:
@@ -132,7 +139,7 @@ async def test_large_frames_do_not_hold_up_small_ones(link: Link) -> None:
         fill(link.outbox, call, 100, 10)
     await link.release_writer()
     calls = [frame.call for frame in await link.frames(101)]
-    assert calls[:100] == [*range(2, 12)] * 10
+    assert calls[:100] == turns(range(2, 12), 8) + turns(range(2, 12), 2)
     assert set(calls[100:]) == {1}
     assert len(calls) + len(await link.frames(104 - len(calls))) == 104
 
@@ -144,7 +151,7 @@ async def test_a_flood_of_progress_does_not_hold_up_an_outcome(link: Link) -> No
         flood.report(progress(b"%d" % number))
     link.stream.lane(2).send(outcome())
     await link.release_writer()
-    assert [frame.call for frame in await link.frames(2)][:2] == [1, 2]
+    assert [frame.call for frame in await link.frames(9)][:9] == [*[1] * 8, 2]
 
 
 async def test_control_frames_overtake_what_is_queued(link: Link) -> None:
