@@ -22,6 +22,7 @@ _ADDRESS = "PILLION_ADDRESS"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, `serve` where only its settings are named; answers its exit code."""
+    _hold_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0].split("=")[0] == "--config":
         given.insert(0, "serve")
@@ -44,6 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _hold_standard_descriptors() -> None:
+    """Opens nothing in place of what was closed before the start, so that no file or socket gets its number.
+
+    Libraries write to standard error by its number, and what they say must not end up in a database.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # It gets the lowest number that is free.
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -272,3 +272,16 @@ def test_the_architecture_names_every_room() -> None:
     assert rooms - {"_gen/"} <= told
     for room in told:
         assert Path(ROOT, "sidecar", room).exists(), room
+
+
+@pytest.mark.parametrize(
+    ("caller", "most"),
+    [
+        ("python/examples/bare/caller.py", 40),
+        ("go/examples/bare/caller/main.go", 80),
+        ("rust/examples/bare/main.rs", 80),
+        ("typescript/examples/bare/caller.ts", 80),
+    ],
+)
+def test_a_caller_without_an_sdk_is_short(caller: str, most: int) -> None:
+    assert len((ROOT / "clients" / caller).read_text().splitlines()) < most
