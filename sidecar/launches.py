@@ -22,7 +22,8 @@ def grant_of(worker: Worker, settings: Settings) -> Grant:
     if worker.token_file is not None:
         if is_by_tcp(settings.workers) and not settings.listen.insecure:
             private_bytes(worker.token_file, f"The token file of worker {worker.name}")
-        grant.accept(_token_in(worker.name, worker.token_file))
+        for token in _tokens_in(worker.name, worker.token_file):
+            grant.accept(token)
     return grant
 
 
@@ -73,13 +74,15 @@ def _check_attaches(worker: Worker, settings: Settings, groups: tuple[int, ...])
         )
 
 
-def _token_in(name: str, path: Path) -> str:
+def _tokens_in(name: str, path: Path) -> list[str]:
+    """The tokens in a file, a line each: the newest, and those that it takes the place of."""
     try:
-        token = path.read_text("utf-8").strip()
+        tokens = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         raise ConfigRefused(
             f"The token file of worker {name}, {path}, cannot be read; put a random text in it."
         ) from None
-    if not token:
+    tokens = [token for line in tokens if (token := line.strip())]
+    if not tokens:
         raise ConfigRefused(f"The token file of worker {name} is empty; put a random text in it.")
-    return token
+    return tokens

@@ -27,7 +27,7 @@ from tests.support import (
 _SMALL = {
     "sidecar/app.py": {"_listen"},
     "sidecar/config.py": {"_text_of"},
-    "sidecar/launches.py": {"launch_of", "_token_in"},
+    "sidecar/launches.py": {"launch_of", "_tokens_in"},
     "sidecar/listening.py": {"_read", "_check", "_group"},
     "sidecar/places.py": {"private_places"},
     "sidecar/private_files.py": {"private_bytes"},

@@ -74,8 +74,10 @@ def test_no_file_is_needed() -> None:
     [
         (
             "colour = 1\n",
-            "1: colour is not a setting; "
-            "here there are allow, limits, listen, log, metrics, state_dir, tracing, worker.",
+            (
+                "1: colour is not a setting; here there are allow, limits, listen, log, metrics, state_dir, tracing, "
+                "worker."
+            ),
         ),
         ("\n# the state\nstat_dir = 'a'\n", "3: stat_dir is not a setting; did you mean state_dir?"),
         ("[listen]\ncaller = 'a'\n", "2: listen.caller is not a setting; did you mean callers?"),
