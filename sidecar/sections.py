@@ -113,6 +113,8 @@ class Listen(BaseModel):
     @field_validator("socket_mode", mode="before")
     @classmethod
     def _is_mode(cls, value: Any) -> Any:
+        if value is None:
+            return None
         if not isinstance(value, str) or value.removeprefix("0").removeprefix("o") not in ("600", "660"):
             raise ValueError(
                 'must be "0600", or "0660" for a group as well: to everybody else a socket stays closed; name a group '

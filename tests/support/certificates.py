@@ -5,6 +5,7 @@ import ipaddress
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,6 +19,22 @@ class Issued(NamedTuple):
 
     certificate: Path
     key: Path
+
+
+class Shown(NamedTuple):
+    """What a peer shows, and whom it believes."""
+
+    ca: Path
+    issued: Issued | None
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials:
+        """As gRPC takes it."""
+        if self.issued is None:
+            return grpc.ssl_channel_credentials(self.ca.read_bytes())
+        return grpc.ssl_channel_credentials(
+            self.ca.read_bytes(), self.issued.key.read_bytes(), self.issued.certificate.read_bytes()
+        )
 
 
 class Authority:
