@@ -29,6 +29,8 @@ _SERVER_NAME = "PILLION_TLS_SERVER_NAME"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, `serve` where only its settings are named; answers its exit code."""
+    # Told before it loads: else gRPC writes lines of its own of each connection that came to nothing.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0].split("=")[0] == "--config":
         given.insert(0, "serve")
