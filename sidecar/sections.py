@@ -127,7 +127,7 @@ class Listen(BaseModel):
     def _are_principals(cls, names: frozenset[str]) -> frozenset[str]:
         for name in names:
             if "*" in name or not _PRINCIPAL.fullmatch(name):
-                raise ValueError(f"has {name!r}, and {_NO_PRINCIPAL.replace(' or *', '')}")
+                raise ValueError(f"has one that is none: {_NO_PRINCIPAL.replace(' or *', '')}")
         return names
 
     @model_validator(mode="after")
@@ -194,7 +194,7 @@ class Allow(BaseModel):
     def _are_patterns(cls, words: frozenset[str]) -> frozenset[str]:
         for word in words:
             if "*" in word[:-1]:
-                raise ValueError(f"has {word!r}, and a * stands only at the end, for any text there")
+                raise ValueError("has a * that is not at an end, where it stands for any text")
         return words
 
 

@@ -7,13 +7,16 @@ from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from sidecar.config import ConfigRefused, Settings
 from sidecar.serving import serve
+from tests.integration.listening import Listening
+from tests.integration.listening import Place as Listeners
 from tests.support import on_unix
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Shown
 from tests.support.documents import ROOT
 
 PATIENCE = 20.0
@@ -240,3 +243,20 @@ async def test_guarantee_14_the_program_ends_and_says_so(tmp_path: Path, command
     assert process.returncode == 2
     assert not said
     assert told.startswith(b"0.0.0.0:0 is not on loopback, where anyone could connect: give it certificates by ")
+
+
+@on_unix
+async def test_guarantee_14_who_shows_nothing_is_not_served(tmp_path: Path) -> None:
+    place = Listeners(tmp_path)
+    for settings, shown, code in (
+        (place.by_token(), None, grpc.StatusCode.UNAUTHENTICATED),
+        # It is the connection that does not come to be.
+        (place.by_certificate(), Shown(place.authority.ca, None), grpc.StatusCode.UNAVAILABLE),
+    ):
+        host = Listening(settings)
+        await host.open()
+        try:
+            for token in (None, "token-of-nobody-0123456789"):
+                assert (await host.refuses(token, shown)).code() is code
+        finally:
+            await host.aclose()

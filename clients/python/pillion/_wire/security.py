@@ -172,7 +172,7 @@ def _read(tls: Tls) -> _Pem:
     try:
         if ca is not None:
             context.load_verify_locations(cadata=ca.decode("ascii"))
-    except ValueError:  # those of TLS are such too
+    except (OSError, ValueError):  # those of TLS are such
         raise CannotConnect(f"{tls.ca} holds no certificate in PEM.") from None
     if tls.certificate is not None and tls.key is not None:
         try:
