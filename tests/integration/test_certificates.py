@@ -3,7 +3,9 @@
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -14,9 +16,12 @@ from cryptography import x509
 import pillion
 import pillion.sync
 from pillion import errors
+from sidecar.config import ConfigRefused, Worker
+from sidecar.serving import serve
 from tests.integration.listening import EVERYWHERE, Listening, Place, local, until
 from tests.support import attach, on_unix, tool
 from tests.support.certificates import Authority, Shown
+from tests.support.documents import ROOT
 from tests.support.links import ATTACH, channel_to
 
 SPIFFE = "spiffe://prod.example/ns/agents/backend"
@@ -172,6 +177,49 @@ async def test_workers_show_certificates_and_their_tokens(place: Place, address:
         channel: Any = opened
         assert await channel.stream_stream(ATTACH)().code() is grpc.StatusCode.UNAVAILABLE
     await host.aclose()
+
+
+@on_unix
+async def test_a_worker_that_the_sidecar_starts_shows_its_certificate(place: Place) -> None:
+    issued = place.authority.issue("worker.example")
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}",
+        "PILLION_WORKER_TLS_CA": str(place.authority.ca),
+        "PILLION_WORKER_TLS_CERTIFICATE": str(issued.certificate),
+        "PILLION_WORKER_TLS_KEY": str(issued.key),
+        "PILLION_WORKER_TLS_SERVER_NAME": "localhost",
+    }
+    command = (sys.executable, str(ROOT / "tests" / "support" / "counting_worker.py"))
+    settings = place.settings({"workers": EVERYWHERE[0], "worker_tls": place.tls})
+    worker = Worker(name="counter", command=command, environment=environment)
+    host = Listening(settings.model_copy(update={"worker": (worker,)}))
+    await host.open()
+    async with pillion.connect(host.callers_at) as caller, aclosing(caller.watch_tools()) as watched:
+        async with asyncio.timeout(20):
+            async for tools in watched:
+                if tools.by_name:
+                    break
+        assert await caller.call("count", {"to": 1}) == {"counted": 1, "label": ""}
+    await host.aclose()
+
+
+@on_unix
+@pytest.mark.parametrize("by", ["token", "certificate"])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+async def test_a_port_that_is_taken_is_refused_in_a_sentence(
+    place: Place, by: str, family: socket.AddressFamily
+) -> None:
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.create_server((host, 0), family=family) as taken:
+        address = f"{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
+        settings = place.by_token(address) if by == "token" else place.by_certificate(address)
+        with pytest.raises(BaseException) as refused:  # noqa: PT011  # looked at below, in whatever group it comes
+            await serve(lambda: settings)
+    error = refused.value
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, ConfigRefused)
+    assert str(error) == f"{address} cannot be listened on; is it in use?"
 
 
 @on_unix
