@@ -8,10 +8,11 @@ import signal
 import pillion
 from pillion import errors
 from sidecar.cli.arguments import BadArguments, arguments_of
+from sidecar.cli.connection import connected
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
 from sidecar.cli.progress import ProgressLine
-from sidecar.cli.reach import Unreachable, address_of
+from sidecar.cli.reach import Unreachable, reach_of
 from sidecar.config import ConfigRefused
 
 TOOL_ERROR = 1
@@ -20,8 +21,6 @@ FIRST_FAILURE = 10
 """A failure's exit code is this and the number of its kind in the protocol."""
 INTERRUPTED = 130
 """The exit code where the person ended the call, as a shell has it for SIGINT."""
-
-_PATIENCE = 5.0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,16 +36,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _call(options: argparse.Namespace) -> int:
-    target = address_of(options)
+    reach = reach_of(options)
     progress = ProgressLine(options.tool, quiet=options.quiet)
-    async with pillion.connect(target, patience=_PATIENCE) as host:
+    async with connected(reach) as host:
         identity = None
         if options.tenant is not None or options.principal is not None:
             identity = pillion.Identity(tenant=options.tenant, principal=options.principal)
-        try:
-            known = (await host.tools(identity)).by_name.get(options.tool) if options.arg else None
-        except errors.ConnectionFailed:
-            raise Unreachable(target) from None
+        known = (await host.tools(identity)).by_name.get(options.tool) if options.arg else None
         arguments = arguments_of(options.arg, options.json, known.input_schema if known is not None else None)
         running = host.start(
             options.tool,
@@ -65,7 +61,7 @@ async def _call(options: argparse.Namespace) -> int:
                     progress.show(report.payload)
                 result = await running.raw()
         except errors.Unreachable:
-            raise Unreachable(target) from None
+            raise Unreachable(reach.target) from None
         except errors.CallFailed as failed:
             progress.clear()
             return _failed(failed, interrupted=interrupts.count > 0)
