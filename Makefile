@@ -44,8 +44,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(DEMO_VENV)/.stamp ## start a sidecar and a worker, profile a data set, print the result
-	@$(DEMO_VENV)/bin/python clients/python/examples/bare/run.py $(ARGS)
+demo: $(DEMO_VENV)/.stamp ## serve a tool, call it on real data, print its result
+	@$(DEMO_VENV)/bin/python clients/python/examples/sdk/demo.py $(ARGS)
 
 .PHONY: demo-polyglot
 demo-polyglot: toolchains $(DEMO_VENV)/.stamp examples ## call a tool in Python and one in Go from Python, Go, Rust and TypeScript
