@@ -8,6 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables
 
 # Arguments for the program behind a target: make test ARGS="-k guarantee_07"
 ARGS ?=
+MINUTES ?= 30
 PYTHON3 ?= python3
 UV_VERSION := 0.13.9
 RUST_PLUGINS := protoc-gen-prost@0.5.0 protoc-gen-tonic@0.5.0
@@ -128,6 +129,10 @@ test: .venv/.stamp ## run the tests; ARGS="-k guarantee_07" passes arguments on
 .PHONY: bench
 bench: .venv/.stamp ## measure, and write bench/out.json
 	@$(PYTHON) -m bench $(ARGS)
+
+.PHONY: soak
+soak: .venv/.stamp ## serve for MINUTES=30 while workers are killed and settings change, and judge what was seen
+	@$(PYTHON) -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 .PHONY: mutants
 mutants: .venv/.stamp ## break the code on purpose, and see that a test notices each time

@@ -63,6 +63,7 @@ async def reporting(
                     in_flight=len(pipeline.running),
                     tools=len(catalogue.snapshot.tools),
                     generation=catalogue.generation,
+                    tasks=len(asyncio.all_tasks()),
                     sets=[workers.reading() for workers in catalogue.sets.values()],
                     streams=streams.reading(),
                 )

@@ -43,5 +43,7 @@ class Reading(NamedTuple):
     """Tools in the catalogue."""
     generation: int
     """Of the catalogue."""
+    tasks: int
+    """Of the event loop."""
     sets: Sequence[SetReading]
     streams: StreamsReading
