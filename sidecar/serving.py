@@ -33,8 +33,9 @@ async def serve(
     """
     sidecar = Sidecar(source())
     hurry = anyio.Event()
-    async with sidecar.running(), anyio.create_task_group() as tasks:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    # From before it starts: what comes while it does would end it without its own end.
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async with sidecar.running(), anyio.create_task_group() as tasks:
 
             async def listen() -> None:
                 async for received in signals:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import signal
+import sys
 
 import pillion
 from pillion import errors
@@ -54,7 +55,7 @@ async def _call(options: argparse.Namespace) -> int:
             run_id=options.run,
             identity=identity,
         )
-        interrupts = _Interrupts(running)
+        interrupts = _Interrupts(running, progress)
         try:
             async with running:
                 async for report in running:
@@ -80,9 +81,10 @@ async def _call(options: argparse.Namespace) -> int:
 class _Interrupts:
     """The first Ctrl-C cancels the call, the second leaves."""
 
-    def __init__(self, call: pillion.Call) -> None:
+    def __init__(self, call: pillion.Call, progress: ProgressLine) -> None:
         self.count = 0
         self._call = call
+        self._progress = progress
         self._cancelling: asyncio.Task[None] | None = None
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupted)
 
@@ -92,10 +94,12 @@ class _Interrupts:
 
     def _interrupted(self) -> None:
         self.count += 1
+        if not self._progress.clear() and sys.stderr.isatty():
+            tell("")  # Below the ^C that the terminal has written.
         if self.count > 1:
             # The call is cancelled by the loss of its stream.
             os._exit(INTERRUPTED)
-        tell("\nCancelling; Ctrl-C again leaves.")
+        tell("Cancelling; Ctrl-C again leaves.")
         self._cancelling = asyncio.ensure_future(self._call.cancel())
 
 

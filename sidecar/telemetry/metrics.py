@@ -141,6 +141,7 @@ class Metrics:
         oversized = {kind: counts.get(name, 0) for name, kind in _OVERSIZED.items()}
         oversized["progress_out"] += streams.oversized
         yield _counters_by("oversized", "What was refused or dropped for its size.", "kind", oversized)
+        yield _gauge("tasks", "Tasks of the event loop.", reading.tasks)
         yield _histogram("event_loop_lag_seconds", "How much too late a timer fires.", self._lag)
 
 

@@ -10,6 +10,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from pydantic import BaseModel
 
 from bench.figures import FIGURES
+from pillion import errors
 from sidecar import cli
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
@@ -19,6 +20,8 @@ from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.call import CallState
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
+from sidecar.cli import call
+from sidecar.cli.main import BROKEN_PIPE, USAGE
 from sidecar.config import Allow, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
@@ -178,6 +181,25 @@ def test_every_rpc_is_told() -> None:
     services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     methods = [f"{service.name}.{method.name}" for service in services for method in service.methods]
     assert [row["RPC"] for row in table(PROTOCOL, "RPCs")] == methods
+
+
+# --- guides
+
+
+def test_every_kind_of_failure_has_its_class_and_its_advice() -> None:
+    rows = table("docs/call-a-tool.md", "Failures")
+    assert [row["Kind"] for row in rows] == KINDS
+    for row in rows:
+        raised = getattr(errors, row["Class"])
+        assert raised.kind.name == row["Kind"]
+        assert row["What to do"]
+
+
+def test_every_exit_code_of_a_call_is_told() -> None:
+    told = {row["Exit code"] for row in table("docs/call-a-tool.md", "From a shell")}
+    codes = {0, call.TOOL_ERROR, USAGE, call.INTERRUPTED, BROKEN_PIPE}
+    assert told == {*map(str, codes), f"{call.FIRST_FAILURE} and more"}
+    assert call.FIRST_FAILURE + FailureKind.FAILURE_KIND_TIMEOUT == 20
 
 
 # --- settings
