@@ -91,9 +91,9 @@ def test_shows_its_commands_and_progress_and_prints_the_profile_as_its_last_line
     (address,) = re.findall(r"unix:(.*)/callers.sock", commands[0])
     assert commands == [
         f"$ export PILLION_ADDRESS=unix:{address}/callers.sock",
-        f"$ bin/pillion serve --config clients/python/examples/sdk/pillion.toml --state-dir {address} &",
-        "$ bin/pillion wait-ready profiler",
-        "$ bin/pillion call profile_csv --arg dataset=airports",
+        f"$ deploy/pillion serve --config clients/python/examples/sdk/pillion.toml --state-dir {address} &",
+        "$ deploy/pillion wait-ready profiler",
+        "$ deploy/pillion call profile_csv --arg dataset=airports",
     ]
     with Path(str(files("airportsdata")), "airports.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -154,7 +154,7 @@ def test_leaves_nothing_when_it_is_interrupted(place: Path, ending: signal.Signa
     with demo.process:
         assert demo.process.stdout is not None
         for line in demo.process.stdout:
-            if line.startswith(f"$ bin/pillion {after} "):
+            if line.startswith(f"$ deploy/pillion {after} "):
                 break
         demo.process.send_signal(ending)
         _, errors = demo.finish()

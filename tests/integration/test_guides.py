@@ -94,10 +94,10 @@ def test_an_attached_worker_runs_with_the_settings_and_commands_that_are_shown(p
     (place / "pillion.toml").write_text(settings.text)
     token, *others, worker = commands.text.splitlines()
     script = [
-        *(token, "bin/pillion serve &", *others, f"{worker} &"),
-        "bin/pillion wait-ready words",
-        "bin/pillion call common_words --quiet --arg text='to be or not to be' --arg most=2",
-        "bin/pillion shutdown",
+        *(token, "deploy/pillion serve &", *others, f"{worker} &"),
+        "deploy/pillion wait-ready words",
+        "deploy/pillion call common_words --quiet --arg text='to be or not to be' --arg most=2",
+        "deploy/pillion shutdown",
         "wait",
     ]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -127,7 +127,7 @@ def test_a_caller_prints_what_it_should(place: Path, address: str, program: str)
 
 def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     (commands,) = blocks(CALL, "sh")
-    script = f'pillion() {{ bin/pillion "$@"; }}\n{commands.text}'
+    script = f'pillion() {{ deploy/pillion "$@"; }}\n{commands.text}'
     done = run_script(script, place, {"PILLION_ADDRESS": address})
     assert done.returncode == 20, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["add_up", "common_words", "wait_for"]

@@ -17,7 +17,7 @@ from typing import IO
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
-PILLION = "bin/pillion"
+PILLION = "deploy/pillion"
 CONFIG = str((HERE / "pillion.toml").relative_to(ROOT))
 WAIT, CALL = (PILLION, "wait-ready", "profiler"), (PILLION, "call", "profile_csv", "--arg", "dataset=airports")
 CALL_SECONDS, END_SECONDS = 90, 10
