@@ -18,11 +18,20 @@ BROKEN_PIPE = 141
 _DEFAULT_FILE = Path("pillion.toml")
 _MOST_SECONDS = 1e9
 _ADDRESS = "PILLION_ADDRESS"
+_SHOWN = {
+    "--token-file": ("PILLION_TOKEN_FILE", "the file with the token that the listener asks for"),
+    "--tls-ca": ("PILLION_TLS_CA", "the authorities that the sidecar's certificate may be of"),
+    "--tls-certificate": ("PILLION_TLS_CERTIFICATE", "the certificate to show"),
+    "--tls-key": ("PILLION_TLS_KEY", "the key of that certificate"),
+}
+_SERVER_NAME = "PILLION_TLS_SERVER_NAME"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, `serve` where only its settings are named; answers its exit code."""
     _hold_standard_descriptors()
+    # Told before it loads: else gRPC writes lines of its own of each connection that came to nothing.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0].split("=")[0] == "--config":
         given.insert(0, "serve")
@@ -143,6 +152,16 @@ def _add_caller(command: argparse.ArgumentParser) -> None:
     _add_settings(command)
     command.add_argument(
         "--address", default=os.environ.get(_ADDRESS), help=f"the sidecar's address for callers (${_ADDRESS})"
+    )
+    for flag, (variable, what) in _SHOWN.items():
+        command.add_argument(
+            flag, type=Path, metavar="FILE", default=os.environ.get(variable) or None, help=f"{what} (${variable})"
+        )
+    command.add_argument(
+        "--tls-server-name",
+        metavar="NAME",
+        default=os.environ.get(_SERVER_NAME),
+        help=f"the name that the sidecar's certificate is for, where that is not its host (${_SERVER_NAME})",
     )
 
 
