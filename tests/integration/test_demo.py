@@ -176,7 +176,7 @@ def test_leaves_nothing_when_nobody_reads(demo: Demo) -> None:
 def test_says_what_to_do_when_the_sidecar_does_not_start(place: Path, tmp_path: Path) -> None:
     program = tmp_path / DEMO.relative_to(ROOT)
     shutil.copytree(DEMO.parent, program.parent)
-    shutil.copytree(ROOT / "bin", tmp_path / "bin")
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     (tmp_path / "sidecar").mkdir()
     (tmp_path / "sidecar" / "__main__.py").write_text(
@@ -196,7 +196,7 @@ def test_says_what_to_do_when_the_sidecar_does_not_start(place: Path, tmp_path: 
 def test_says_what_to_do_where_there_is_no_environment(place: Path, tmp_path: Path) -> None:
     program = tmp_path / DEMO.relative_to(ROOT)
     shutil.copytree(DEMO.parent, program.parent)
-    shutil.copytree(ROOT / "bin", tmp_path / "bin")
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     demo = Demo(place, program)
     with demo.process:
         _, errors = demo.finish()

@@ -52,11 +52,11 @@ def place() -> Iterator[Path]:
 def address(place: Path) -> Iterator[str]:
     """A sidecar with the tools of the guides."""
     (place / "tools.toml").write_text(f'state_dir = "state"\n{TOOLS}')
-    serve = [str(place / "bin" / "pillion"), "serve", "--config", "tools.toml"]
+    serve = [str(place / "deploy" / "pillion"), "serve", "--config", "tools.toml"]
     with subprocess.Popen(serve, cwd=place, stderr=subprocess.DEVNULL) as sidecar:
         try:
             address = f"unix:{place}/state/callers.sock"
-            wait = [str(place / "bin" / "pillion"), "wait-ready", "--address", address, "words", "patient"]
+            wait = [str(place / "deploy" / "pillion"), "wait-ready", "--address", address, "words", "patient"]
             subprocess.run(wait, check=True)
             yield address
         finally:

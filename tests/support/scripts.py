@@ -15,7 +15,7 @@ SECONDS = 50
 
 def lay_out(place: Path) -> None:
     """Gives a directory what a clone has for who types commands in it. Its path must be short enough for a socket."""
-    for name in (".venv", "bin", "clients", "sidecar"):
+    for name in (".venv", "clients", "deploy", "sidecar"):
         (place / name).symlink_to(ROOT / name)
 
 
