@@ -204,4 +204,4 @@ async def test_a_state_directory_that_cannot_be_written_to_is_told(tmp_path: Pat
 @on_other_machines
 async def test_a_read_only_root_without_a_place_for_state_is_told(tmp_path: Path) -> None:
     said = await refused(read_only(but=tmp_path / "elsewhere"), tmp_path)
-    assert said == f"{tmp_path}/state/lock cannot be made: Read-only file system; may this user write there?\n"
+    assert said == f"{tmp_path}/state cannot be made: Read-only file system; may this user write there?\n"
