@@ -145,7 +145,9 @@ class Sidecar:
             await self._catalogue.drain()
 
     def reload(self, settings: Settings) -> None:
-        """Takes over other workers. What they run finishes; calls that wait go to the new ones.
+        """Takes over other workers, rules, tokens and certificates.
+
+        What workers run finishes; calls that wait go to the new ones. Streams that are open stay so.
 
         :raises ConfigRefused: if the settings cannot be used, or differ in what takes a restart; nothing is changed.
         """

@@ -1,6 +1,7 @@
 """Sidecars that listen in every way there is, and peers of theirs."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,13 @@ class Listening(SocketHost):
         except grpc.aio.AioRpcError as error:
             return error
         raise AssertionError(f"it takes the caller for {principal}")
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        # gRPC waits for a thread of its own when the last of it is freed: here, and not amid what may not block.
+        self._serving = None
+        self.__dict__.pop("sidecar", None)
+        gc.collect()
 
     @property
     def count(self) -> Callable[[str], int]:

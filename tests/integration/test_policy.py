@@ -1,5 +1,6 @@
 """Who may do what: rules by principal, for tenants, subjects and tools, which may change while the sidecar runs."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -132,7 +133,8 @@ async def test_rules_change_while_it_runs(ruling: Listening, place: Place) -> No
         assert (await caller.call("put")).failure.kind == UNKNOWN
         ruling.settings = ruled(place, [anything("token:other")])
         signal.raise_signal(signal.SIGHUP)
-        assert [tool.name for tool in (await watched.read()).tools] == ["echo", "put", "read"]
+        async with asyncio.timeout(20):
+            assert [tool.name for tool in (await watched.read()).tools] == ["echo", "put", "read"]
         # On the stream that was open before.
         await caller.start("put")
         await caller.flush()
