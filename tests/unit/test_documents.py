@@ -22,7 +22,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
 from sidecar.cli import call
 from sidecar.cli.main import BROKEN_PIPE, USAGE
-from sidecar.config import Allow, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
+from sidecar.config import Allow, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -219,6 +219,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[[worker]]": Worker,
     "[log]": Log,
     "[metrics]": Metrics,
+    "[audit]": Audit,
     "[tracing]": Tracing,
 }
 
