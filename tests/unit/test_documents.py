@@ -235,7 +235,7 @@ def test_every_setting_is_told_with_its_default(heading: str) -> None:
         if isinstance(field.default, bool):
             assert row["Default"] == str(field.default).lower()
         elif isinstance(field.default, int | float):
-            assert row["Default"] == f"{field.default:g}"
+            assert row["Default"] == f"{field.default:.10g}"
         assert row["What it is"].endswith(".")
 
 
