@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sidecar.audit.calls import CallAudit
+from sidecar.audit.chain import Key
 from sidecar.audit.log import AuditLog, AuditRefused, Places
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
@@ -23,7 +24,7 @@ def audit_places(settings: Settings) -> Places:
     return Places(audit.directory or settings.state_dir / "audit", audit.head_file or settings.state_dir / "audit.head")
 
 
-def audit_key(settings: Settings, *, make: bool) -> bytes:
+def audit_key(settings: Settings, *, make: bool) -> Key:
     """The key of the log: of its file, or one that is kept in the state directory, and made there if it may be.
 
     :raises ConfigRefused: if it cannot be had.
@@ -38,7 +39,7 @@ def audit_key(settings: Settings, *, make: bool) -> bytes:
             f"The audit key, {path}, has {len(key)} bytes, and needs {_KEY_BYTES} that nobody could guess; make one "
             f"with: head -c 32 /dev/urandom | base64 > {path}"
         )
-    return key
+    return Key(key)
 
 
 def _make_key(path: Path) -> None:

@@ -1,17 +1,17 @@
 """What the audit log holds of calls."""
 
-import hmac
+import time
 from functools import lru_cache
-from typing import Any
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Outcome, SideEffects
+from sidecar.audit.chain import Key, quoted
 from sidecar.audit.log import AuditLog
 from sidecar.calls.call import Call
 from sidecar.calls.outcome import kind_name
 
 _REMEMBERED = 1_024
-_PURPOSE = b"pillion audit name "
+_PURPOSE = "pillion audit name"
 _PREFIX = "SIDE_EFFECTS_"
 _has = Outcome.HasField
 
@@ -23,14 +23,19 @@ class CallAudit:
     key learns or guesses which. Messages of failures are left out; arguments and results are there only if asked for.
     """
 
-    def __init__(self, log: AuditLog, key: bytes, *, required: bool, arguments: bool, results: bool) -> None:
+    def __init__(self, log: AuditLog, key: Key, *, required: bool, arguments: bool, results: bool) -> None:
         self.keeps_arguments = arguments
         """Whether calls are to keep their arguments until they end."""
         self.flush = log.flush
         self._log = log
         self._required = required
         self._results = results
-        self._name = lru_cache(_REMEMBERED)(_Names(key))
+
+        @lru_cache(_REMEMBERED)
+        def name(kind: str, text: str) -> str:
+            return key.mac(f"{_PURPOSE} {kind} {text}".encode(errors="surrogatepass"))[:32]
+
+        self._name = name
 
     @property
     def refuses(self) -> bool:
@@ -39,49 +44,42 @@ class CallAudit:
 
     def ended(self, call: Call, frame: Frame, seconds: float) -> None:
         """A call has the outcome in this frame, so long after its start."""
-        outcome = frame.outcome
-        facts: dict[str, Any] = {
-            "execution": call.execution_id,
-            "tool_call": call.tool_call_id,
-            "tool": call.tool_name,
-            "caller": self._name("caller", call.caller.principal.name),
-            "took_ms": round(seconds * 1e3, 3),
-            "attempts": call.attempts,
-        }
+        self._log.defer(self._members, time.time_ns(), call, frame.outcome, seconds)
+
+    def _members(self, now: int, call: Call, outcome: Outcome, seconds: float) -> str:
+        """The entry of a call. Written as text, which takes a third of the time that an encoder does."""
+        told = (
+            f'"time_unix_nano":{now},"event":"call","execution":"{call.execution_id}",'
+            f'"tool_call":{quoted(call.tool_call_id)},"tool":{quoted(call.tool_name)},'
+            f'"caller":"{self._name("caller", call.caller.principal.name)}",'
+            f'"took_ms":{seconds * 1e3:.3f},"attempts":{call.attempts}'
+        )
         if call.tool is not None:
-            facts["worker"] = call.tool.workers.name
-            facts["generation"] = call.generation
+            told += f',"worker":{quoted(call.tool.workers.name)},"generation":{call.generation}'
         if call.instance_id is not None:
-            facts["instance"] = call.instance_id
+            told += f',"instance":{quoted(call.instance_id)}'
         if call.scope is not None:
-            owner = call.scope.owner
-            if owner.tenant is not None:
-                facts["tenant"] = self._name("tenant", owner.tenant)
-            facts["subject"] = self._name("subject", owner.subject)
+            tenant, subject = call.scope.owner
+            told += f',"subject":"{self._name("subject", subject)}"'
+            if tenant is not None:
+                told += f',"tenant":"{self._name("tenant", tenant)}"'
         if call.joins:
-            facts["joined"] = True
+            told += ',"joined":true'
         if call.anchor is not None:
-            facts["parent_anchor"] = {"asserted": call.anchor}
+            told += f',"parent_anchor":{{"asserted":{quoted(call.anchor)}}}'
+        if call.arguments is not None:
+            told += f',"arguments":{quoted(call.arguments.decode(errors="replace"))}'
+        return told + self._outcome(outcome)
+
+    def _outcome(self, outcome: Outcome) -> str:
         if _has(outcome, "failure"):
             reason = outcome.failure
-            facts["outcome"] = kind_name(reason.kind)
-            facts["side_effects"] = SideEffects.Name(reason.side_effects).removeprefix(_PREFIX)
-        else:
-            facts["outcome"] = "RESULT"
-            if outcome.result.is_error:
-                facts["is_error"] = True
-            if self._results:
-                facts["result"] = outcome.result.json.decode(errors="replace")
-        if call.arguments is not None:
-            facts["arguments"] = call.arguments.decode(errors="replace")
-        self._log.add("call", facts)
-
-
-class _Names:
-    """Keyed hashes of names."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def __call__(self, kind: str, name: str) -> str:
-        return hmac.digest(self._key, _PURPOSE + f"{kind} {name}".encode(errors="surrogatepass"), "sha256")[:16].hex()
+            effects = SideEffects.Name(reason.side_effects).removeprefix(_PREFIX)
+            return f',"outcome":"{kind_name(reason.kind)}","side_effects":"{effects}"'
+        told = ',"outcome":"RESULT"'
+        result = outcome.result
+        if result.is_error:
+            told += ',"is_error":true'
+        if self._results:
+            told += f',"result":{quoted(result.json.decode(errors="replace"))}'
+        return told

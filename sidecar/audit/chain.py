@@ -8,10 +8,29 @@ under the log's key. So each entry can be judged alone, and none can be changed,
 import hmac
 import json
 import re
+from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 _LINE = re.compile(rb'([0-9a-f]{64}) (\{"sequence":([1-9][0-9]{0,17}),"previous":"([0-9a-f]{32})"[,}].*)', re.DOTALL)
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+quoted = encode_basestring_ascii
+"""A text as JSON has it."""
+
+
+class Key:
+    """What a log is written with."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._begun = hmac.new(secret, digestmod="sha256")
+
+    def __repr__(self) -> str:
+        return "Key(...)"
+
+    def mac(self, data: bytes) -> str:
+        """The HMAC-SHA256 of the data, in hexadecimal digits."""
+        begun = self._begun.copy()
+        begun.update(data)
+        return begun.hexdigest()
 
 
 class Link(NamedTuple):
@@ -46,21 +65,26 @@ class Entry(NamedTuple):
         facts: dict[str, Any] = json.loads(self.body)
         return facts
 
-    def is_authentic(self, key: bytes) -> bool:
+    def is_authentic(self, key: Key) -> bool:
         """Whether it is as it was written with this key."""
-        return hmac.compare_digest(self.link.mac, _mac(key, self.body))
+        return hmac.compare_digest(self.link.mac, key.mac(self.body))
 
     def follows(self, link: Link) -> bool:
         """Whether it was written at the end of a chain that ended there."""
         return self.link.sequence == link.sequence + 1 and self.previous == link.mac[:32]
 
 
-def append(key: bytes, link: Link, facts: dict[str, Any]) -> tuple[bytes, Link]:
-    """The line of the next entry, and where the chain ends then."""
+def members(facts: Mapping[str, Any]) -> str:
+    """Facts as the members of a JSON object, without its brackets."""
+    return json.dumps(facts, separators=(",", ":"))[1:-1]
+
+
+def append(key: Key, link: Link, told: str) -> tuple[str, Link]:
+    """The line of the next entry, which tells these members, and where the chain ends then."""
     sequence = link.sequence + 1
-    body = _encode({"sequence": sequence, "previous": link.mac[:32], **facts}).encode()
-    mac = _mac(key, body)
-    return b"%b %b\n" % (mac.encode(), body), Link(sequence, mac)
+    body = f'{{"sequence":{sequence},"previous":"{link.mac[:32]}",{told}}}'
+    mac = key.mac(body.encode())
+    return f"{mac} {body}\n", Link(sequence, mac)
 
 
 def parse(line: bytes) -> Entry | None:
@@ -70,7 +94,3 @@ def parse(line: bytes) -> Entry | None:
         return None
     mac, body, sequence, previous = match.groups()
     return Entry(Link(int(sequence), mac.decode()), previous.decode(), body)
-
-
-def _mac(key: bytes, body: bytes) -> str:
-    return hmac.digest(key, body, "sha256").hex()

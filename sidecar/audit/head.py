@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from sidecar.audit.chain import Link
+from sidecar.audit.chain import Key, Link
 
 _PURPOSE = b"pillion audit head "
 _PRIVATE = 0o600
@@ -18,7 +18,7 @@ class HeadBroken(ValueError):
     """The file holds no head, or one that was sealed with another key."""
 
 
-def write_head(path: Path, key: bytes, link: Link) -> None:
+def write_head(path: Path, key: Key, link: Link) -> None:
     """Replaces the head, in one step, and syncs it.
 
     :raises OSError: if that cannot be done; the old one is there then.
@@ -34,7 +34,7 @@ def write_head(path: Path, key: bytes, link: Link) -> None:
     other.replace(path)
 
 
-def read_head(path: Path, key: bytes) -> Link | None:
+def read_head(path: Path, key: Key) -> Link | None:
     """The head; `None` where there is none.
 
     :raises HeadBroken: if what is there is not one that this key sealed.
@@ -55,5 +55,5 @@ def read_head(path: Path, key: bytes) -> Link | None:
     return link
 
 
-def _seal(key: bytes, link: Link) -> str:
-    return hmac.digest(key, _PURPOSE + f"{link.sequence} {link.mac}".encode(), "sha256").hex()
+def _seal(key: Key, link: Link) -> str:
+    return key.mac(_PURPOSE + f"{link.sequence} {link.mac}".encode())

@@ -5,14 +5,17 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVarTuple
 
-from sidecar.audit.chain import START, Link, append
+from sidecar.audit.chain import START, Key, Link, append, members
 from sidecar.audit.head import HeadBroken, read_head, write_head
 from sidecar.audit.segments import Segment, segment_path, segments_in, tail_of
 
 _log = logging.getLogger(__name__)
+
+_Arguments = TypeVarTuple("_Arguments")
 
 _PRIVATE = 0o600
 _PRIVATE_DIRECTORY = 0o700
@@ -41,7 +44,7 @@ class AuditLog:
     counted, and an entry `lost` says how many as soon as there is room again.
     """
 
-    def __init__(self, places: Places, key: bytes, *, segment_bytes: int, segments_kept: int) -> None:
+    def __init__(self, places: Places, key: Key, *, segment_bytes: int, segments_kept: int) -> None:
         self.failing = False
         """Whether the last write failed: what is added now is lost."""
         self.lost = 0
@@ -50,10 +53,9 @@ class AuditLog:
         self._key = key
         self._segment_bytes = segment_bytes
         self._segments_kept = segments_kept
-        self._link = START
         self._written = START
         self._synced = START
-        self._buffer: list[bytes] = []
+        self._buffer: list[tuple[Callable[..., str], tuple[Any, ...]]] = []
         self._file = -1
         self._size = 0
         self._unsaid = 0
@@ -114,14 +116,17 @@ class AuditLog:
 
     # --- entries
 
-    def add(self, event: str, facts: dict[str, Any]) -> None:
+    def add(self, event: str, facts: Mapping[str, Any]) -> None:
         """Adds an entry, with the time, to what is written next."""
+        self.defer(members, {"time_unix_nano": time.time_ns(), "event": event, **facts})
+
+    def defer(self, tell: Callable[[*_Arguments], str], *arguments: *_Arguments) -> None:
+        """Adds an entry whose members, its time and event first, are asked for when it is written: with others."""
         if self.failing:
             self.lost += 1
             self._unsaid += 1
-            return
-        line, self._link = append(self._key, self._link, {"time_unix_nano": time.time_ns(), "event": event, **facts})
-        self._buffer.append(line)
+        else:
+            self._buffer.append((tell, arguments))
 
     def flush(self) -> None:
         """Writes what was added. To be called before what it tells of is sent; never raises."""
@@ -154,8 +159,12 @@ class AuditLog:
 
         :raises OSError: if that failed.
         """
-        lines, self._buffer = self._buffer, []
-        data = b"".join(lines)
+        buffer, self._buffer = self._buffer, []
+        link, lines = self._written, []
+        for tell, arguments in buffer:
+            line, link = append(self._key, link, tell(*arguments))
+            lines.append(line)
+        data = "".join(lines).encode()
         try:
             if self._size and self._size + len(data) > self._segment_bytes:
                 self._next_segment()
@@ -167,10 +176,9 @@ class AuditLog:
                 os.ftruncate(self._file, self._size)
             self.failing = True
             self._try_at = time.monotonic() + _RETRY_SECONDS
-            self._link = self._written
             raise
         self._size += len(data)
-        self._written = self._link
+        self._written = link
 
     # --- files
 
@@ -197,14 +205,14 @@ class AuditLog:
             fits = before is None or last.follows(before.link)
             if not fits or not last.is_authentic(self._key):
                 raise self._tampered(segment)
-            self._link = self._written = last.link
+            self._written = last.link
         elif tail.size:
             raise self._tampered(segment)
-        if head is not None and head.sequence > self._link.sequence:
+        if head is not None and head.sequence > self._written.sequence:
             raise AuditRefused(
-                f"The audit log in {self._places.directory} ends with entry {self._link.sequence}, and its head says "
-                f"that there were {head.sequence}: see `pillion audit verify`; keep it as evidence, and move log and "
-                "head away to begin a new one."
+                f"The audit log in {self._places.directory} ends with entry {self._written.sequence}, and its head "
+                f"says that there were {head.sequence}: see `pillion audit verify`; keep it as evidence, and move log "
+                "and head away to begin a new one."
             )
         self._file = os.open(segment.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.ftruncate(self._file, tail.size)

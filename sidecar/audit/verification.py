@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sidecar.audit.chain import START, Entry, Link, parse
+from sidecar.audit.chain import START, Entry, Key, Link, parse
 from sidecar.audit.head import HeadBroken, read_head
 from sidecar.audit.log import Places
 from sidecar.audit.segments import Segment, lines_of, segments_in
@@ -29,7 +29,7 @@ class Verification(NamedTuple):
 class _Walk:
     """A walk along the chain, from its first segment that is there to its end."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: Key) -> None:
         self.found: list[str] = []
         self.notes: list[str] = []
         self.entries = 0
@@ -81,7 +81,7 @@ class _Walk:
         self.link = entry.link
 
 
-def verify(places: Places, key: bytes) -> Verification:
+def verify(places: Places, key: Key) -> Verification:
     """Reads the whole log and judges it. It may be written meanwhile.
 
     :raises OSError: if it cannot be read.

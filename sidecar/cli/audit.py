@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from sidecar.audit.chain import Entry, parse
+from sidecar.audit.chain import Entry, Key, parse
 from sidecar.audit.log import Places
 from sidecar.audit.segments import lines_of, segments_in
 from sidecar.audit.verification import verify
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     return USAGE
 
 
-def _verify(places: Places, key: bytes) -> int:
+def _verify(places: Places, key: Key) -> int:
     verification = verify(places, key)
     for note in verification.notes:
         tell(f"note: {note}")

@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse
+from sidecar.audit.chain import Key
 from sidecar.audit.log import Places
 from sidecar.audit.segments import lines_of, segments_in
 from sidecar.audit.verification import verify
@@ -30,7 +31,7 @@ async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
 def recorded(state: Path) -> str:
     """The log, which has to be whole but for its torn end."""
     places = Places(state / "audit", state / "audit.head")
-    verification = verify(places, (state / "audit.key").read_bytes().strip())
+    verification = verify(places, Key((state / "audit.key").read_bytes().strip()))
     assert verification.found == []
     return "\n".join(line.decode() for segment in segments_in(places.directory) for line, _ in lines_of(segment))
 

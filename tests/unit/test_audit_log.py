@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.chain import START, append
+from sidecar.audit.chain import START, Key, append
 from sidecar.audit.log import AuditLog, AuditRefused, Places
 from sidecar.audit.segments import segments_in
 from sidecar.audit.verification import Verification, verify
 
-KEY = b"k" * 32
-OTHER_KEY = b"o" * 32
+KEY = Key(b"k" * 32)
+OTHER_KEY = Key(b"o" * 32)
 MIB = 1024 * 1024
 
 
@@ -25,7 +25,7 @@ def places_in(directory: Path) -> Places:
 
 
 @contextmanager
-def opened(places: Places, key: bytes = KEY, *, segment_bytes: int = MIB, kept: int = 4) -> Iterator[AuditLog]:
+def opened(places: Places, key: Key = KEY, *, segment_bytes: int = MIB, kept: int = 4) -> Iterator[AuditLog]:
     """A log that is written in the block."""
     log = AuditLog(places, key, segment_bytes=segment_bytes, segments_kept=kept)
     log.open()
@@ -55,7 +55,7 @@ def rewrite(places: Places, lines: list[bytes]) -> None:
     segment.path.write_bytes(b"".join(lines))
 
 
-def judged(places: Places, key: bytes = KEY) -> Verification:
+def judged(places: Places, key: Key = KEY) -> Verification:
     return verify(places, key)
 
 
@@ -119,8 +119,8 @@ def test_an_end_that_was_cut_off_is_found_by_the_head(tmp_path: Path, kept: int)
 def test_a_forged_entry_is_found_though_it_is_in_its_place(tmp_path: Path) -> None:
     places = written(tmp_path)
     lines = lines_of(places)
-    line, _ = append(OTHER_KEY, START, {"event": "call"})
-    rewrite(places, [line, *lines[1:]])
+    line, _ = append(OTHER_KEY, START, '"event":"call"')
+    rewrite(places, [line.encode(), *lines[1:]])
     assert "line 1 of audit-000000000001.log, which says that it is entry 1, was changed." in judged(places).found
 
 
@@ -146,9 +146,9 @@ def test_a_log_that_is_gone_is_not_begun_again_in_silence(tmp_path: Path) -> Non
 def test_what_a_crash_tore_is_cut_and_an_entry_says_so(tmp_path: Path, torn: int) -> None:
     places = written(tmp_path)
     (segment,) = segments_in(places.directory)
-    line, _ = append(KEY, START, {"event": "call", "filler": "x" * 200})
+    line, _ = append(KEY, START, '"event":"call","filler":"' + "x" * 200 + '"')
     with segment.path.open("ab") as file:
-        file.write(line[:torn])
+        file.write(line[:torn].encode())
     before = judged(places)
     assert before.found == []
     assert before.notes == [f"The last line is torn after {torn} bytes, as a crash leaves it."]
