@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar.auditing import auditing
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.doors.access import NOBODY, Context
@@ -85,6 +86,7 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
+                    auditing(settings, self._pipeline),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
@@ -153,7 +155,7 @@ class Sidecar:
         """
         fixed = [
             name
-            for name in ("state_dir", "listen", "limits", "log", "metrics", "tracing")
+            for name in ("state_dir", "listen", "limits", "audit", "log", "metrics", "tracing")
             if _fixed(settings, name) != _fixed(self.settings, name)
         ]
         if fixed:
