@@ -68,3 +68,17 @@ async def test_guarantee_06_a_refresh_that_fails_fails_once_for_all(stage: Stage
     assert all(isinstance(failure, ProviderDown) for failure in failures)
     assert len({id(failure) for failure in failures}) == CALLS, "each has a traceback of its own"
     assert stage.source.asked["refresh_token"] == 1
+
+
+async def test_guarantee_06_many_calls_near_the_end_of_a_token_make_one_refresh(stage: Stage) -> None:
+    old = await stage.token()
+    stage.clock.now += HOUR - 120
+    stage.source.hanging = asyncio.Event()
+    assert [await stage.token() for _ in range(CALLS)] == [old] * CALLS
+    while await stage.source.arrived.get() != "refresh_token":
+        pass
+    assert await asyncio.gather(*(stage.token() for _ in range(CALLS))) == [old] * CALLS
+    stage.source.hanging.set()
+    await stage.settled()
+    assert await stage.token() != old
+    assert stage.source.asked["refresh_token"] == 1
