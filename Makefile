@@ -132,7 +132,7 @@ check-typescript: $(TS_MODULES_STAMP)
 	$(PRETTIER) --check --log-level warn || { echo "some files are not formatted: run make fmt" >&2; exit 1; }
 
 .PHONY: test
-test: .venv/.stamp $(OIDC_STAMP) ## run the tests; ARGS="-k guarantee_07" passes arguments on
+test: .venv/.stamp $(if $(shell command -v npm),$(OIDC_STAMP)) ## run the tests; ARGS="-k guarantee_07" passes arguments on
 	@$(PYTHON) -X dev -m pytest $(ARGS)
 
 .PHONY: bench

@@ -199,6 +199,27 @@ def test_no_key_is_said(directory: Path, pillion: Run) -> None:
     assert "name a key_file or a key_variable in [credentials]" in ended.stderr
 
 
+def test_the_check_names_what_is_wrong_with_credentials_and_grants(directory: Path, pillion: Run) -> None:
+    command = (sys.executable, "-m", "sidecar", "check")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def check() -> tuple[int, str]:
+        ended = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stderr
+
+    (directory / "key").chmod(0o600)
+    assert check() == (0, "")
+    pillion("set", "github", stdin=SECRET)
+    (directory / "key").write_text("cd" * 32)
+    (directory / "token").write_text("token of a worker")
+    with (directory / "pillion.toml").open("a") as file:
+        file.write('[[worker]]\nname = "main"\ntoken_file = "token"\ncredentials = ["github", "other:user"]\n')
+    code, said = check()
+    assert code == 2
+    assert "was sealed with another key" in said
+    assert "Worker main is granted credentials for other, for which there is no [[credential]]" in said
+
+
 def test_a_secret_is_no_argument(pillion: Run) -> None:
     ended = pillion("set", "github", "something", stdin="")
     assert ended.returncode == 2

@@ -121,6 +121,15 @@ async def test_a_redirect_is_not_followed() -> None:
     assert seen == []
 
 
+async def test_an_answer_over_1_mib_is_not_read_to_its_end() -> None:
+    async def much(_: Asked) -> Answered:
+        return Answered(200, b'{"access_token": "' + b"a" * 64 * 1024 * 1024 + b'"}')
+
+    async with HttpStandIn(much) as server, Http() as http:
+        with pytest.raises(ProviderDown, match="over 1 MiB"):
+            await http.get("The server", server.url, {})
+
+
 async def test_many_share_one_client() -> None:
     async with HttpStandIn(good) as server, Http() as http:
         replies = await asyncio.gather(*(http.get("The server", server.url, {}) for _ in range(20)))

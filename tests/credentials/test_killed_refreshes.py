@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.credentials.test_refresh import HOUR, Stage
+from tests.credentials.stage import HOUR, Stage
 from tests.support.people import BOB
 from tests.support.programs import ROOT
 from tests.support.refreshing import STEPS

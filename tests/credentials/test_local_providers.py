@@ -1,15 +1,13 @@
 """Variables, mounted files, and the shapes of what they make."""
 
-import asyncio
-import itertools
-import threading
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sidecar.credentials.environment import EnvironmentProvider
 from sidecar.credentials.fields import Shape
-from sidecar.credentials.mounted import MountedProvider
+from sidecar.credentials.mounted import MountedProvider, _content
 from sidecar.credentials.port import Basic, Credential, CredentialRefused, Custom, Headers, Issued, Need, Request
 from tests.support.people import ANN
 
@@ -100,12 +98,11 @@ async def test_a_file_that_is_too_large_or_none_is_refused(tmp_path: Path) -> No
         await provider.issue(ASKED)
 
 
-async def test_files_that_are_swapped_together_are_read_together(tmp_path: Path) -> None:
-    numbers = itertools.count()
-    stop = threading.Event()
-
-    def swap() -> None:
-        number = next(numbers)
+@pytest.mark.parametrize("is_kept", [True, False], ids=["the old version stays", "the old version goes"])
+async def test_files_that_are_swapped_together_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    def swap(number: int) -> None:
         version = tmp_path / f"..{number}"
         version.mkdir()
         for name in ("username", "password"):
@@ -113,30 +110,24 @@ async def test_files_that_are_swapped_together_are_read_together(tmp_path: Path)
         link = tmp_path / "..new"
         link.symlink_to(version.name)
         link.replace(tmp_path / "..data")
-        old = tmp_path / f"..{number - 1}"
-        if old.is_dir():
-            for path in old.iterdir():
-                path.unlink()
-            old.rmdir()
 
-    def rotate() -> None:
-        while not stop.is_set():
-            swap()
-
-    swap()
+    swap(0)
     for name in ("username", "password"):
         (tmp_path / name).symlink_to(f"..data/{name}")
+    swapped: list[Path] = []
+
+    def read_and_swap(path: Path) -> bytes:
+        content = _content(path)
+        if not swapped:
+            swapped.append(path)
+            swap(1)
+            if not is_kept:
+                shutil.rmtree(tmp_path / "..0")
+        return content
+
+    monkeypatch.setattr("sidecar.credentials.mounted._content", read_and_swap)
     provider = MountedProvider(Shape("s", "basic"), tmp_path)
-    rotating = asyncio.create_task(asyncio.to_thread(rotate))
-    seen = set()
-    for _ in range(300):
-        try:
-            pair = await issued(provider)
-        except CredentialRefused:
-            # Swapped as often as it was tried, which takes a mount that is swapped all the time.
-            continue
-        assert pair["username"] == pair["password"]
-        seen.add(pair["username"])
-    stop.set()
-    await rotating
-    assert len(seen) > 10
+    first = "0" if is_kept else "1"
+    assert await issued(provider) == {"username": first, "password": first}
+    assert swapped
+    assert await issued(provider) == {"username": "1", "password": "1"}

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.credentials.facade import CredentialEvent, Credentials
-from sidecar.credentials.freshness import CredentialLimits
-from sidecar.credentials.http import Http
-from sidecar.credentials.logins import Login, LoginFiles, LoginKey
+from sidecar.credentials.logins import Login, LoginFiles
 from sidecar.credentials.port import (
     AuthorizationRequired,
     CredentialFailed,
@@ -23,57 +20,11 @@ from sidecar.credentials.port import (
 from sidecar.credentials.secret import Secret
 from sidecar.scope import Principal
 from tests.conformance.credentials.case import GRANT, value_of
-from tests.conformance.credentials.harnesses import KEY, SERVICE, AuthorizationCode
+from tests.conformance.credentials.harnesses import KEY, SERVICE
+from tests.credentials.stage import HOUR, Stage
 from tests.support.http_stand_in import Answered, Asked
 from tests.support.oauth_stand_in import cut
-from tests.support.people import ANN, BOB, Clock, Person
-
-HOUR = 3_600
-
-
-class Stage:
-    """Ann's and Bob's logins at one provider, behind the door to credentials."""
-
-    def __init__(self, directory: Path) -> None:
-        self.clock = Clock()
-        self.harness = AuthorizationCode(directory, self.clock)
-        self.store = LoginFiles(directory / "logins", KEY)
-        self.events: list[CredentialEvent] = []
-
-    async def open(self, *, timeout: float = 5.0) -> None:
-        await self.harness.open()
-        self.harness.http = Http(timeout=timeout)
-        self.source = self.harness.source
-        for person in (ANN, BOB):
-            await self.harness.supply(person)
-        self.restart()
-
-    def restart(self) -> None:
-        """A new process, as far as providers know."""
-        self.provider = self.harness.provider()
-        limits = CredentialLimits(patience=10.0, first_pause=0.001, longest_pause=0.001)
-        self.door = Credentials({SERVICE: self.provider}, limits=limits, clock=self.clock, report=self.events.append)
-
-    async def aclose(self) -> None:
-        await self.door.aclose()
-        await self.harness.aclose()
-
-    async def ask(self, person: Person = ANN, **options: Any) -> Issued | AuthorizationRequired:
-        return await self.door.resolve(person.scope, person.principal, self.harness.need, grant=GRANT, **options)
-
-    async def token(self, person: Person = ANN, **options: Any) -> str:
-        answer = await self.ask(person, **options)
-        assert isinstance(answer, Issued), "a person has to authorise"
-        return value_of(answer)
-
-    async def settled(self) -> None:
-        """Waits until no provider is asked any more."""
-        for flight in tuple(self.door._freshness._flights.values()):
-            await asyncio.wait({flight.task}, timeout=5)
-
-    async def stored(self, person: Person = ANN) -> Login | None:
-        key = LoginKey(person.scope.owner, self.harness.need)
-        return await asyncio.to_thread(self.store.load, key)
+from tests.support.people import ANN, BOB, Person
 
 
 @pytest.fixture
@@ -111,6 +62,7 @@ BAD = {
     "an unknown client": answering({"error": "invalid_client", "error_description": "canary-vendor"}, 401),
     "a refusal that is no JSON": answering(b"canary-vendor", 400),
     "an error of its own": answering({"error": "canary_vendor_error"}, 400),
+    "success with an error": answering({"error": "canary_vendor_error", "access_token": "canary"}),
     "an error as an object": answering({"error": {"code": "invalid_grant"}}, 400),
     "temporarily unavailable": answering({"error": "temporarily_unavailable"}, 400),
     "a cut connection": cut,
@@ -217,6 +169,14 @@ async def test_a_rotated_refresh_token_is_used_once(stage: Stage) -> None:
         seen.add(await stage.token())
     used = [form["refresh_token"] for form in stage.source.forms if form["grant_type"] == "refresh_token"]
     assert len(seen) == len(used) == len(set(used)) == 5
+
+
+@pytest.mark.parametrize("status", [200, 400, 401])
+async def test_a_refresh_token_is_dead_by_other_words_too(stage: Stage, status: int) -> None:
+    stage.clock.now += 2 * HOUR
+    stage.source.fault = answering({"error": "bad_refresh_token"}, status)
+    assert isinstance(await stage.ask(), AuthorizationRequired)
+    assert await stage.stored() is None
 
 
 async def test_a_revoked_login_is_gone_and_is_authorised_again(stage: Stage) -> None:

@@ -165,9 +165,11 @@ async def test_readers_see_whole_states_only(file: SealedFile) -> None:
         return [int(values(reader)["service"]) for _ in range(200)]
 
     writing = asyncio.create_task(asyncio.to_thread(write))
-    seen = await asyncio.to_thread(read)
-    stop.set()
-    await writing
+    try:
+        seen = await asyncio.to_thread(read)
+    finally:
+        stop.set()
+        await writing
     assert seen == sorted(seen)
 
 

@@ -90,8 +90,11 @@ def test_it_is_neither_copied_nor_made_json_nor_hashed_nor_walked_over(secret: S
     for use in forbidden:
         with pytest.raises(TypeError):
             use(secret)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not serialised"):
         secret.__getstate__()
+    for use in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="not copied"):
+            use(secret)
 
 
 def test_only_an_equal_secret_equals_it() -> None:

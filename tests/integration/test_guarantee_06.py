@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.credentials.port import Issued, ProviderDown
 from tests.conformance.credentials.case import value_of
-from tests.credentials.test_refresh import HOUR, Stage
+from tests.credentials.stage import HOUR, Stage
 from tests.support.http_stand_in import Answered
 from tests.support.people import ANN, BOB
 
