@@ -75,6 +75,8 @@ class Redactor:
         self._held = 0
         self._patterns: tuple[str, ...] | None = ()
         self._heads: dict[str, list[str]] = {}
+        self._starts: set[str] = set()
+        """The heads of heads."""
 
     def statistics(self) -> RedactorStatistics:
         """What it looks for now."""
@@ -140,6 +142,7 @@ class Redactor:
             self._heads = {}
             for pattern in self._patterns:
                 self._heads.setdefault(pattern[:_HEAD], []).append(pattern)
+            self._starts = {head[:length] for head in self._heads for length in range(1, _HEAD)}
         return self._patterns
 
     def _candidates(self, text: str) -> Iterable[str]:
@@ -172,7 +175,7 @@ class Redactor:
                 start = text.find(pattern[:_HEAD], start + 1)
         if longest == 0:
             ends = (text[-length:] for length in range(min(_HEAD - 1, len(text)), 0, -1))
-            longest = next((len(end) for end in ends if any(head.startswith(end) for head in self._heads)), 0)
+            longest = next((len(end) for end in ends if end in self._starts), 0)
         return longest
 
 
