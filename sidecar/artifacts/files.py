@@ -279,7 +279,7 @@ class _Disk:
 
     async def sweep_orphans(self) -> int:
         removed = await self.run(self._files.sweep_parts)
-        for shelf in await self.run(self._files.shelves):
+        for shelf in self._files.shelves():
             names = await self.run(partial(self._files.unattended, shelf))
             orphans = names - await self._database.read(partial(records.recorded, files=names))
             await self._remove_files(orphans)

@@ -22,6 +22,7 @@ from sidecar.calls.ports import StoreUnavailable
 _DIRECTORY = 0o700
 _FILE = 0o600
 _NAME_BYTES = 16
+_SHELVES = 256
 _SHELF_LETTERS = 2
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -49,7 +50,7 @@ class FilePart:
                 rest = rest[written:]
 
     def place(self, target: Path) -> None:
-        """Syncs it and gives it its last name, whose directory is there. It survives a loss of power then."""
+        """Syncs it and gives it its last name. It survives a loss of power then."""
         with _unavailable():
             with _opened(self._path, os.O_WRONLY) as descriptor:
                 os.fsync(descriptor)
@@ -87,7 +88,11 @@ class PayloadFiles:
             for directory in (self._parts, self._payloads):
                 directory.mkdir(_DIRECTORY, parents=True, exist_ok=True)
                 directory.chmod(_DIRECTORY)
-                _sync(directory.parent)
+            for number in range(_SHELVES):
+                (self._payloads / f"{number:02x}").mkdir(_DIRECTORY, exist_ok=True)
+            _sync(self._payloads)
+            _sync(self._payloads.parent)
+            _sync(self._payloads.parent.parent)
 
     def new_part(self) -> FilePart:
         """An empty part, underway."""
@@ -102,12 +107,7 @@ class PayloadFiles:
 
     def place(self, part: FilePart) -> None:
         """Makes a payload of a part that is whole. It has no record yet, and is underway until it is released."""
-        target = self._path(part.name)
-        with _unavailable():
-            if not target.parent.exists():
-                target.parent.mkdir(_DIRECTORY, exist_ok=True)
-                _sync(self._payloads)
-        part.place(target)
+        part.place(self._path(part.name))
 
     def open(self, name: str, size: int) -> int:
         """A descriptor to read a payload of this size by.
@@ -140,8 +140,7 @@ class PayloadFiles:
 
     def shelves(self) -> list[Path]:
         """The directories that payloads are in."""
-        with _unavailable():
-            return [entry for entry in self._payloads.iterdir() if entry.is_dir()]
+        return [self._payloads / f"{number:02x}" for number in range(_SHELVES)]
 
     def unattended(self, directory: Path) -> set[str]:
         """The files in a directory that are not underway: each has its record by now, or is an orphan."""
