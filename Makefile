@@ -8,6 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables
 
 # Arguments for the program behind a target: make test ARGS="-k guarantee_07"
 ARGS ?=
+MINUTES ?= 30
 PYTHON3 ?= python3
 UV_VERSION := 0.13.9
 RUST_PLUGINS := protoc-gen-prost@0.5.0 protoc-gen-tonic@0.5.0
@@ -46,8 +47,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(DEMO_VENV)/.stamp ## start a sidecar and a worker, profile a data set, print the result
-	@$(DEMO_VENV)/bin/python clients/python/examples/bare/run.py $(ARGS)
+demo: $(DEMO_VENV)/.stamp ## serve a tool, call it on real data, print its result
+	@$(DEMO_VENV)/bin/python clients/python/examples/sdk/demo.py $(ARGS)
 
 .PHONY: demo-polyglot
 demo-polyglot: toolchains $(DEMO_VENV)/.stamp examples ## call a tool in Python and one in Go from Python, Go, Rust and TypeScript
@@ -132,6 +133,10 @@ test: .venv/.stamp ## run the tests; ARGS="-k guarantee_07" passes arguments on
 .PHONY: bench
 bench: .venv/.stamp ## measure, and write bench/out.json
 	@$(PYTHON) -m bench $(ARGS)
+
+.PHONY: soak
+soak: .venv/.stamp ## serve for MINUTES=30 while workers are killed and settings change, and judge what was seen
+	@$(PYTHON) -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 .PHONY: mutants
 mutants: .venv/.stamp ## break the code on purpose, and see that a test notices each time

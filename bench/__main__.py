@@ -1,5 +1,7 @@
-"""`python -m bench [--only NAME,NAME] [--quick]`: measures, prints a table, writes `bench/out.json`.
+"""`python -m bench [--only NAME,NAME] [--quick] [--bare]`: measures, prints a table, writes `bench/out.json`.
 
+The measured calls go through the public SDK, at both ends, and a sidecar that `pillion serve` runs with default
+settings; with `--bare` through peers on bare stubs, which leave the sidecar more of the machine.
 Ends with code 0 only if every bar was met.
 """
 
@@ -16,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +85,7 @@ def conditions(rounds: Rounds, behind: dict[str, float], began: float, load: lis
         "took_seconds": round(time.perf_counter() - began, 1),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
+        "peers": "bare stubs" if rounds.bare else "the Python SDK; bare stubs for many streams on one connection",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
@@ -114,13 +118,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the sidecar and its baselines.")
     parser.add_argument("--only", metavar="NAME,NAME", help=f"only what finds these figures: {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: for a first look")
+    parser.add_argument("--bare", action="store_true", help="with peers on bare stubs in place of the SDK")
     options = parser.parse_args()
     wanted = set(options.only.split(",")) if options.only else set(names)
     if unknown := wanted.difference(names):
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")
     _allow_open_files()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        return asyncio.run(run(wanted, QUICK if options.quick else FULL))
+        return asyncio.run(run(wanted, replace(QUICK if options.quick else FULL, bare=options.bare)))
     return 130
 
 

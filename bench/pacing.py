@@ -4,39 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from bench.control import Answer, quantile
 
-
-class Lane(Protocol):
-    """One stream of a paced load. One coroutine writes to it and another reads from it."""
-
-    def message(self) -> tuple[int, bytes]:
-        """The next call's id and what starts it."""
-
-    async def write(self, message: bytes) -> None:
-        """Hands a message to gRPC."""
-
-    async def results(self) -> list[int]:
-        """The ids of the calls that the next message ends."""
+Lane = TypeVar("Lane")
 
 
-async def paced(lanes: list[Lane], per_second: float, seconds: float) -> Answer:
-    """Drives `per_second` calls in all, spread evenly over `lanes`, for `seconds`; the first tenth is warm-up.
+class Schedule:
+    """When the calls of one lane are due."""
 
-    A call's time runs from when it is written, or from when it was due if the lane was still busy with an earlier
-    write: a peer that stops taking messages cannot hide it by slowing the load. (The loop's timers tick in
-    milliseconds, so a wake-up itself is up to one late, which is not counted.)
+    def __init__(self, first: float, interval: float, calls: int) -> None:
+        self.calls = calls
+        self._first = first
+        self._interval = interval
+
+    async def begins(self) -> AsyncIterator[float]:
+        """From when each call's time runs, as soon as that has come.
+
+        That is when it can be begun, or when it was due if the lane was still busy with an earlier one: a peer that
+        stops taking messages cannot hide it by slowing the load. (The loop's timers tick in milliseconds, so a wake-up
+        itself is up to one late, which is not counted.)
+        """
+        clock = time.perf_counter
+        for number in range(self.calls):
+            at = self._first + number * self._interval
+            if (wait := at - clock()) > 0:
+                await asyncio.sleep(wait)
+                at = clock()
+            yield at
+
+
+async def paced(
+    lanes: Sequence[Lane],
+    drive: Callable[[Lane, Schedule, list[float]], Awaitable[None]],
+    per_second: float,
+    seconds: float,
+) -> Answer:
+    """`per_second` calls in all, spread evenly over `lanes`, for `seconds`; the first tenth is warm-up.
+
+    `drive` begins a lane's calls by its schedule, and adds how long each took to the list.
     """
     interval = len(lanes) / per_second
     took: list[float] = []
     begin = time.perf_counter()
-    drivers = [
-        _drive(lane, begin + interval * number / len(lanes), interval, int(seconds / interval), took)
-        for number, lane in enumerate(lanes)
+    schedules = [
+        Schedule(begin + interval * number / len(lanes), interval, int(seconds / interval))
+        for number in range(len(lanes))
     ]
-    await asyncio.gather(*drivers)
+    await asyncio.gather(*(drive(lane, schedule, took) for lane, schedule in zip(lanes, schedules, strict=True)))
     took = took[len(took) // 10 :]
     return {
         "calls": len(took),
@@ -44,30 +61,3 @@ async def paced(lanes: list[Lane], per_second: float, seconds: float) -> Answer:
         "p99_ms": quantile(took, 0.99) * 1e3,
         "max_ms": max(took) * 1e3,
     }
-
-
-async def _drive(lane: Lane, first: float, interval: float, calls: int, took: list[float]) -> None:
-    clock = time.perf_counter
-    sent: dict[int, float] = {}
-
-    async def send() -> None:
-        for number in range(calls):
-            due = at = first + number * interval
-            if (wait := due - clock()) > 0:
-                await asyncio.sleep(wait)
-                at = clock()
-            call, message = lane.message()
-            sent[call] = at
-            await lane.write(message)
-
-    async def receive() -> None:
-        left = calls
-        while left:
-            ended = await lane.results()
-            now = clock()
-            left -= len(ended)
-            took.extend(now - sent.pop(call) for call in ended)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(receive())
-        group.create_task(send())

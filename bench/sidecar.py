@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import shutil
 import signal
@@ -24,13 +25,18 @@ STOPS_WITHIN = 10.0
 HEALTH = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
 """A `HealthCheckResponse` whose status is SERVING."""
+SUPERVISED = "supervised"
+"""The worker set that the sidecar starts itself, where it is asked to."""
 
 
 class Sidecar:
-    """A running sidecar, and the way to give it workers and callers."""
+    """A running sidecar, and the way to give it workers and callers: of the SDK, or bare ones."""
 
-    def __init__(self, process: asyncio.subprocess.Process, directory: Path, sets: Mapping[str, list[str]]) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, directory: Path, sets: Mapping[str, list[str]], *, bare: bool
+    ) -> None:
         self.start_seconds = 0.0
+        self._peers = "bench.bare" if bare else "bench.sdk"
         self._process = process
         self._directory = directory
         self._sets = sets
@@ -46,14 +52,13 @@ class Sidecar:
         return f"unix:{self._directory}/callers.sock"
 
     def rss_mib(self) -> float:
-        """Resident memory of the sidecar and every process below it."""
-        below = psutil.Process(self.pid).children(recursive=True)
-        return rss_mib(self.pid) + sum(rss_mib(process.pid) for process in below)
+        """Resident memory of the sidecar and of its guardian; the workers below that are not counted."""
+        return rss_mib(self.pid) + sum(rss_mib(process.pid) for process in psutil.Process(self.pid).children())
 
     def worker(self, name: str, concurrency: int) -> contextlib.AbstractAsyncContextManager[Child]:
         """Runs an instance of the worker set `name`, attached for the length of the block."""
         return child(
-            "bench.worker",
+            f"{self._peers}.worker",
             f"unix:{self._directory}/workers.sock",
             name,
             str(self._directory / f"{name}.token"),
@@ -63,7 +68,11 @@ class Sidecar:
 
     def caller(self) -> contextlib.AbstractAsyncContextManager[Child]:
         """Runs a caller, connected for the length of the block."""
-        return child("bench.caller", self.callers)
+        return child(f"{self._peers}.caller", self.callers)
+
+    def bare_caller(self) -> contextlib.AbstractAsyncContextManager[Child]:
+        """Runs a caller over bare stubs, for what the SDK does not do."""
+        return child("bench.bare.caller", self.callers)
 
     async def serving(self, began: float) -> None:
         """Waits until health says SERVING, and notes how long after `began` that was."""
@@ -71,15 +80,23 @@ class Sidecar:
         while not await _accepts(path):
             self._check(began)
             await asyncio.sleep(0.005)
+        await self._healthy("", began)
+        self.start_seconds = time.perf_counter() - began
+
+    async def attached(self, name: str) -> None:
+        """Waits until an instance of the worker set takes calls."""
+        await self._healthy(f"worker/{name}", time.perf_counter())
+
+    async def _healthy(self, service: str, began: float) -> None:
+        request = b"\x0a" + bytes((len(service),)) + service.encode()  # a `HealthCheckRequest`
         async with grpc.aio.insecure_channel(self.callers, options=CHANNEL_OPTIONS) as channel:
             check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HEALTH)
             while True:
                 self._check(began)
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    if await check(b"", timeout=1) == SERVING:
-                        break
+                    if await check(request, timeout=1) == SERVING:
+                        return
                 await asyncio.sleep(0.005)
-        self.start_seconds = time.perf_counter() - began
 
     def _check(self, began: float) -> None:
         if self._process.returncode is not None:
@@ -98,21 +115,25 @@ async def _accepts(path: Path) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def sidecar(sets: Mapping[str, list[str]]) -> AsyncIterator[Sidecar]:
+async def sidecar(
+    sets: Mapping[str, list[str]], *, bare: bool = False, supervised: bool = False
+) -> AsyncIterator[Sidecar]:
     """Runs a sidecar with a state directory of its own, configured with worker `sets` (name to tools).
 
-    What it logged is printed if the block fails. The process is ended and the directory removed in any case.
+    Its peers are those of the SDK, or bare ones; `supervised` has it start a worker of its own as well. What it logged
+    is printed if the block fails. The process is ended and the directory removed in any case.
     """
     directory = Path(tempfile.mkdtemp(prefix="pillion-bench-"))
     log = directory / "sidecar.log"
     try:
-        config = _configure(directory, sets)
+        config = _configure(directory, sets, supervised=supervised)
         began = time.perf_counter()
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "sidecar",
+                "serve",
                 "--config",
                 str(config),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -120,7 +141,7 @@ async def sidecar(sets: Mapping[str, list[str]]) -> AsyncIterator[Sidecar]:
                 stderr=output,
                 start_new_session=True,
             )
-        instance = Sidecar(process, directory, sets)
+        instance = Sidecar(process, directory, sets, bare=bare)
         try:
             await instance.serving(began)
             yield instance
@@ -136,7 +157,7 @@ async def sidecar(sets: Mapping[str, list[str]]) -> AsyncIterator[Sidecar]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _configure(directory: Path, sets: Mapping[str, list[str]]) -> Path:
+def _configure(directory: Path, sets: Mapping[str, list[str]], *, supervised: bool) -> Path:
     """Writes the configuration and the token files; returns the configuration's path."""
     lines = [
         f'state_dir = "{directory}/state"',
@@ -150,6 +171,9 @@ def _configure(directory: Path, sets: Mapping[str, list[str]]) -> Path:
         token.write_text(secrets.token_urlsafe(32) + "\n")
         quoted = ", ".join(f'"{tool}"' for tool in tools)
         lines += ["[[worker]]", f'name = "{name}"', f'token_file = "{token}"', f"tools = [{quoted}]"]
+    if supervised:
+        command = json.dumps([sys.executable, "-m", "bench.sdk.supervised"])
+        lines += ["[[worker]]", f'name = "{SUPERVISED}"', f"command = {command}"]
     config = directory / "pillion.toml"
     config.write_text("\n".join(lines) + "\n")
     return config

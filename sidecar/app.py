@@ -2,26 +2,26 @@
 
 import contextlib
 import logging
-import os
-import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.calls.pipeline import Pipeline
-from sidecar.config import ConfigRefused, Settings, address
-from sidecar.doors.address import Address
+from sidecar.config import ConfigRefused, Settings
+from sidecar.doors.access import NOBODY, Context
+from sidecar.doors.address import reachable
 from sidecar.doors.admin import Admin
 from sidecar.doors.callers import CallerHost
-from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners, allowed_principals, principal_of
+from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners
 from sidecar.doors.tool_host import ToolHost
 from sidecar.doors.worker_host import worker_host_handler
 from sidecar.launches import grant_of, launch_of
-from sidecar.locks import FileLock, InUse
-from sidecar.policy import LocalPolicy
+from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
+from sidecar.places import private_places
 from sidecar.reporting import reporting
+from sidecar.scope import Principal
 from sidecar.storage import Database, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
 from sidecar.wire.streams import Streams
@@ -35,7 +35,6 @@ DRAIN = 30.0
 """How long running calls have when the sidecar stops, in seconds."""
 _GOODBYE_GRACE = 1.0
 _STOP_GRACE = 0.5
-_OTHERS = 0o077
 
 
 class Sidecar:
@@ -52,10 +51,11 @@ class Sidecar:
         self.drain_grace = DRAIN
         limits = settings.limits
         self._counters = counters = Counters()
-        self._catalogue = Catalogue(map(grant_of, settings.worker), limits.workers, limits.calls, counters)
+        self._catalogue = Catalogue(
+            (grant_of(worker, settings) for worker in settings.worker), limits.workers, limits.calls, counters
+        )
         self._database = Database(settings.state_dir / "pillion.db")
-        insecure = settings.listen.insecure
-        self._policy = LocalPolicy(allowed_principals(insecure=insecure))
+        self._policy = policy_of(settings)
         store = SqliteIdempotencyStore(self._database)
         self._pipeline = Pipeline(
             self._catalogue,
@@ -68,7 +68,7 @@ class Sidecar:
         self._streams = Streams()
         self._callers = CallerHost(self._pipeline, self._streams, limits.wire, counters)
         self._workers = WorkerHost(self._catalogue, self._streams, limits.workers, limits.wire, counters)
-        self._listeners = Listeners(counters)
+        self._listeners = Listeners(callers_listener(settings), workers_listener(settings), counters)
         self._supervisor = Supervisor(self._catalogue, limits.workers, counters)
 
     @contextlib.asynccontextmanager
@@ -79,20 +79,19 @@ class Sidecar:
         :raises StoreRefused: if the database cannot be used.
         """
         settings = self.settings
-        callers_at = address(settings.callers, insecure=settings.listen.insecure)
-        workers_at = address(settings.workers, insecure=settings.listen.insecure)
-        launches = [launch_of(worker) for worker in settings.worker if worker.command is not None]
-        with _private_places(settings, callers_at, workers_at):
+        launches = [launch_of(worker, settings) for worker in settings.worker if worker.command is not None]
+        listeners = self._listeners
+        with private_places(settings.state_dir, listeners.callers.address, listeners.workers.address):
             await self._database.open()
             try:
                 async with (
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
-                    await self._listen(callers_at, workers_at)
+                    await self._listen()
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._tell_health)
-                    self._supervisor.target = self.workers_at
+                    self._supervisor.target = reachable(self.workers_at)
                     for launch in launches:
                         self._supervisor.keep(launch)
                     try:
@@ -108,6 +107,10 @@ class Sidecar:
                 self._catalogue.close()
                 with anyio.CancelScope(shield=True):
                     await self._database.aclose()
+
+    def files(self) -> tuple[Path, ...]:
+        """The files, beside the settings themselves, whose change is reason to reload."""
+        return tuple(files_read(self.settings))
 
     def stop(self, grace: float | None = None) -> None:
         """Asks the sidecar to stop. Running calls have the grace, in seconds."""
@@ -142,21 +145,31 @@ class Sidecar:
             await self._catalogue.drain()
 
     def reload(self, settings: Settings) -> None:
-        """Takes over other workers. What they run finishes; calls that wait go to the new ones.
+        """Takes over other workers, rules, tokens and certificates.
+
+        What workers run finishes; calls that wait go to the new ones. Streams that are open stay so.
 
         :raises ConfigRefused: if the settings cannot be used, or differ in what takes a restart; nothing is changed.
         """
         fixed = [
             name
             for name in ("state_dir", "listen", "limits", "log", "metrics", "tracing")
-            if getattr(settings, name) != getattr(self.settings, name)
+            if _fixed(settings, name) != _fixed(self.settings, name)
         ]
         if fixed:
             raise ConfigRefused(f"{', '.join(fixed)} cannot change while the sidecar runs; restart it for that.")
-        grants = {worker.name: grant_of(worker) for worker in settings.worker}
-        launches = {worker.name: launch_of(worker) for worker in settings.worker if worker.command is not None}
+        callers, workers = callers_listener(settings), workers_listener(settings)
+        grants = {worker.name: grant_of(worker, settings) for worker in settings.worker}
+        launches = {
+            worker.name: launch_of(worker, settings) for worker in settings.worker if worker.command is not None
+        }
         before = {worker.name: worker for worker in self.settings.worker}
         changed = {worker.name for worker in settings.worker if before.get(worker.name) != worker}
+        self._listeners.callers.renew(callers)
+        self._listeners.workers.renew(workers)
+        self._policy.replace(rules_of(settings))
+        for name in grants.keys() - changed:
+            self._catalogue.sets[name].grant.renew(grants[name])
         self._catalogue.reconfigure(grants, changed)
         for name in before.keys() - launches.keys() | changed:
             self._supervisor.release(name)
@@ -166,17 +179,24 @@ class Sidecar:
         self._counters.add("reloads")
         _log.info("reloaded: %d workers, %d of them changed or new", len(grants), len(changed))
 
-    async def _listen(self, callers_at: Address, workers_at: Address) -> None:
-        pipeline, catalogue = self._pipeline, self._catalogue
+    async def _listen(self) -> None:
+        pipeline, catalogue, listen = self._pipeline, self._catalogue, self.settings.listen
+        access = self._listeners.callers.access
+
+        def principal_of(context: Context) -> Principal:
+            return access.principal_of(context) or NOBODY
+
+        def is_operator(principal: Principal) -> bool:
+            return principal.is_local or principal.name in self.settings.listen.operators
+
         tool_host = ToolHost(self._callers, pipeline, catalogue, self._policy, self.settings.limits.wire, principal_of)
-        admin = Admin(pipeline, self.stop, principal_of)
+        admin = Admin(pipeline, self.stop, principal_of, is_operator)
         try:
             self.callers_at, self.workers_at = await self._listeners.start(
-                callers_at,
-                workers_at,
                 tool_host.handler(),
                 admin.handler(),
                 worker_host_handler(self._workers.attach),
+                reflection_by_tcp=listen.reflection,
             )
         except OSError as error:
             raise ConfigRefused(str(error)) from None
@@ -198,44 +218,6 @@ class Sidecar:
             told = attached
 
 
-@contextlib.contextmanager
-def _private_places(settings: Settings, *addresses: Address) -> Iterator[None]:
-    """Makes the directories for this user alone, and holds them and the sockets against a second sidecar."""
-    places = [settings.state_dir / "lock"]
-    sockets = [place.socket for place in addresses if place.socket is not None]
-    places.extend(socket.with_name(socket.name + ".lock") for socket in sockets)
-    if len(set(places)) < len(places):
-        raise ConfigRefused("Callers and workers need a socket each; name two paths.")
-    with contextlib.ExitStack() as held:
-        for place in places:
-            try:
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                held.callback(FileLock(place).release)
-            except InUse:
-                raise ConfigRefused(f"Another sidecar is running at {place.parent}; stop it or use another.") from None
-            except OSError as error:
-                raise ConfigRefused(f"{place} cannot be made: {error.strerror}; may this user write there?") from None
-        _check_private(settings.state_dir)
-        for socket in sockets:
-            _remove_left_socket(socket)
-        yield
-
-
-def _check_private(directory: Path) -> None:
-    """Sees to it that nobody else may look into the state directory."""
-    state = directory.stat()
-    if state.st_uid != os.getuid():
-        raise ConfigRefused(f"{directory} belongs to another user; name a state_dir of this one's.")
-    if state.st_mode & _OTHERS:
-        raise ConfigRefused(f"{directory} is open to other users; close it with: chmod 700 {directory}")
-
-
-def _remove_left_socket(path: Path) -> None:
-    """Removes the socket of a sidecar that is gone, which it is since its lock was free. Nothing else is removed."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ConfigRefused(f"{path} is there and is not a socket; name another path to listen at.")
-    path.unlink()
+def _fixed(settings: Settings, section: str) -> object:
+    """What of a section cannot change while the sidecar runs."""
+    return fixed_parts(settings.listen) if section == "listen" else getattr(settings, section)

@@ -1,31 +1,36 @@
 """Settings: a TOML file, then the environment, then flags; checked whole before anything starts."""
 
-import ipaddress
-import math
+import difflib
 import tomllib
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sidecar.calls.limits import CallLimits
-from sidecar.doors.address import Address
-from sidecar.mistakes import OF_KEYS, Lines, Mistake, Place, mistakes_of, not_a_setting
-from sidecar.telemetry.logs import Format, Level
-from sidecar.wire.limits import WireLimits
-from sidecar.workers.limits import WorkerLimits
+from sidecar.doors.address import UNIX
+from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
+from sidecar.sections import Allow, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
 
-_UNIX = "unix:"
-# The kernel's limit is 108 with the zero that ends it.
-_PATH_BYTES = 107
+__all__ = (
+    "Allow",
+    "ConfigRefused",
+    "Layer",
+    "Limits",
+    "Listen",
+    "Log",
+    "Metrics",
+    "Settings",
+    "Tls",
+    "Tracing",
+    "Worker",
+    "default_state_dir",
+    "read",
+)
+
 _VARIABLE = "PILLION__"
 _PATHS = ("state_dir", "token_file", "directory")
-_LAST_PORT = 65_535
-_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+_TLS = ("caller_tls", "worker_tls")
 
 
 class ConfigRefused(ValueError):
@@ -36,156 +41,6 @@ class ConfigRefused(ValueError):
         self.mistakes = mistakes
 
 
-def _only_known(kind: type) -> BeforeValidator:
-    known = sorted(field.name for field in fields(kind))
-
-    def check(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            wrong = {name: not_a_setting(name, known) for name in value if name not in known}
-            for name, limit in value.items():
-                if name in known and not _is_positive(limit):
-                    wrong[name] = "must be a positive number"
-            if wrong:
-                raise PydanticCustomError(OF_KEYS, "{keys}", {"keys": wrong})
-        return value
-
-    return BeforeValidator(check)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-class Listen(BaseModel):
-    """Where to listen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    callers: str | None = None
-    """For callers: `unix:/path`, or `host:port` on loopback. None: a socket in the state directory."""
-    workers: str | None = None
-    """For workers, likewise."""
-    insecure: bool = False
-    """Whether TCP on loopback is served to whoever connects. For tests alone."""
-
-
-class Worker(BaseModel):
-    """A worker set that may attach."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(pattern=_NAME)
-    """The name it attaches as."""
-    token_file: Path | None = None
-    """The file that holds its token, for a worker that is started elsewhere."""
-    tools: frozenset[str] = Field(default=frozenset(("*",)), min_length=1)
-    """The tools it may register; `*`: any."""
-    command: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """What the sidecar starts, and keeps running; none for a worker that is started elsewhere."""
-    directory: Path | None = None
-    """Where the command is run. None: where the settings are."""
-    environment: dict[str, str] = Field(default={}, repr=False)
-    """Variables to set for it. They may hold secrets, so they are not printed."""
-    inherit: tuple[str, ...] = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH")
-    """Variables of the sidecar that it may see. All others are not passed on."""
-    instances: int = Field(default=1, ge=1, le=256)
-    """How many processes of it."""
-    user: str | None = None
-    """The user it runs as. None: the sidecar's own, which puts it inside the sidecar's trust boundary."""
-
-    @model_validator(mode="after")
-    def _started_or_attached(self) -> Self:
-        if (self.command is None) == (self.token_file is None):
-            raise ValueError("name a command for the sidecar to start, or a token_file to attach with, and not both")
-        return self
-
-
-class Limits(BaseModel):
-    """Bounds that differ from the defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    calls: Annotated[CallLimits, _only_known(CallLimits)] = CallLimits()
-    """Of calls."""
-    wire: Annotated[WireLimits, _only_known(WireLimits)] = WireLimits()
-    """Of streams."""
-    workers: Annotated[WorkerLimits, _only_known(WorkerLimits)] = WorkerLimits()
-    """Of workers."""
-
-
-class Log(BaseModel):
-    """What is logged, to the standard error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: Format | None = None
-    """None: text on a terminal, JSON elsewhere."""
-    level: Level = "info"
-    """The least of what is logged of the sidecar and its workers; of libraries it is warnings."""
-
-
-class Metrics(BaseModel):
-    """Where `/metrics` is served for Prometheus."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    listen: str
-    """`host:port`, on loopback unless `public` is set."""
-    public: bool = False
-    """Whether an address off loopback is meant: whoever reaches it may read."""
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Host and port."""
-        host, _, port = self.listen.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
-
-    @field_validator("listen")
-    @classmethod
-    def _is_address(cls, text: str) -> str:
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > _LAST_PORT:
-            raise ValueError("is no address; write 127.0.0.1:9464, say")
-        return text
-
-    @model_validator(mode="after")
-    def _is_safe(self) -> Self:
-        if not self.public and not _is_loopback(self.place[0]):
-            raise ValueError(
-                f"listens off loopback, at {self.listen}, where anyone could read; listen on 127.0.0.1, or set public "
-                "if that is meant"
-            )
-        return self
-
-
-class Tracing(BaseModel):
-    """Where the spans of calls go, over OTLP by gRPC."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    endpoint: str
-    """The collector: `http://host:4317`, or `https://` where it has a certificate."""
-    ratio: float = Field(default=1.0, ge=0, le=1)
-    """How many of the traces that begin here are kept; one that a caller began is kept if the caller keeps it."""
-    service: str = Field(default="pillion", min_length=1)
-    """The `service.name` of the spans."""
-
-    @field_validator("endpoint")
-    @classmethod
-    def _is_collector(cls, text: str) -> str:
-        try:
-            parts = urlsplit(text)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and bool(parts.port)
-        except ValueError:
-            usable = False
-        else:
-            usable = usable and parts.username is None and not parts.path.strip("/")
-        if not usable:
-            # It is not quoted: there may be a password in it.
-            raise ValueError("is no http://host:port without user and path; write http://127.0.0.1:4317, say")
-        return text
-
-
 class Settings(BaseModel):
     """All settings."""
 
@@ -194,6 +49,8 @@ class Settings(BaseModel):
     state_dir: Path
     """Where what must last is kept. Private to this user."""
     listen: Listen = Listen()
+    allow: tuple[Allow, ...] = ()
+    """Who may do what, beside the user of the callers' unix socket, who may do everything."""
     worker: tuple[Worker, ...] = ()
     limits: Limits = Limits()
     log: Log = Log()
@@ -205,12 +62,12 @@ class Settings(BaseModel):
     @property
     def callers(self) -> str:
         """Where callers find the sidecar."""
-        return self.listen.callers or f"{_UNIX}{self.state_dir.absolute() / 'callers.sock'}"
+        return self.listen.callers or f"{UNIX}{self.state_dir.absolute() / 'callers.sock'}"
 
     @property
     def workers(self) -> str:
         """Where workers find it."""
-        return self.listen.workers or f"{_UNIX}{self.state_dir.absolute() / 'workers.sock'}"
+        return self.listen.workers or f"{UNIX}{self.state_dir.absolute() / 'workers.sock'}"
 
 
 class Layer(NamedTuple):
@@ -261,15 +118,28 @@ def read(path: Path | None, environment: Mapping[str, str], flags: Layer | None 
     except ValidationError as error:
         raise ConfigRefused(*mistakes_of(error, Settings, source, text, sources)) from None
     lines = Lines(text)
-    names = [worker.name for worker in settings.worker]
-    twice = [
-        Mistake(source, lines.of(("worker", number, "name")), ("worker", number, "name"), "is there twice")
-        for number, name in enumerate(names)
-        if name in names[:number]
+    across = [
+        Mistake(sources.get(place, source), lines.of(place) if place not in sources else None, place, message)
+        for place, message in _mistakes_across(settings)
     ]
-    if twice:
-        raise ConfigRefused(*twice)
+    if across:
+        raise ConfigRefused(*across)
     return settings
+
+
+def _mistakes_across(settings: Settings) -> Iterator[tuple[Place, str]]:
+    """What is wrong between settings each of which may be right."""
+    names = [worker.name for worker in settings.worker]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield ("worker", number, "name"), "is there twice"
+    callers = settings.listen.caller_tokens
+    for number, rule in enumerate(settings.allow):
+        kind, _, name = rule.principal.partition(":")
+        if kind == "token" and name not in ("*", *callers):
+            close = difflib.get_close_matches(name, callers, n=1)
+            known = f"did you mean token:{close[0]}?" if close else "name its token file in listen.caller_tokens"
+            yield ("allow", number, "principal"), f"is no caller with a token; {known}"
 
 
 def default_state_dir(environment: Mapping[str, str]) -> Path:
@@ -333,37 +203,10 @@ def _anchor(values: dict[str, Any], directory: Path) -> None:
                 table[key] = str(directory / table[key])
     listen = values.get("listen")
     if isinstance(listen, dict):
-        for key, place in listen.items():
-            if isinstance(place, str) and place.startswith(_UNIX):
-                listen[key] = f"{_UNIX}{directory / place.removeprefix(_UNIX)}"
-
-
-def address(text: str, *, insecure: bool) -> Address:
-    """An address to listen on.
-
-    :raises ConfigRefused: if it is malformed or not safe to listen on.
-    """
-    if text.startswith(_UNIX):
-        path = Path(text.removeprefix(_UNIX)).absolute()
-        if len(str(path).encode(errors="surrogateescape")) > _PATH_BYTES:
-            raise ConfigRefused(f"The socket path {path} is over the {_PATH_BYTES} bytes that a socket may have.")
-        return Address(f"{_UNIX}{path}", path)
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigRefused(f"{text} is no address; write unix:/path/to/socket or 127.0.0.1:port.")
-    if not _is_loopback(host.strip("[]")):
-        raise ConfigRefused(f"{text} is not on loopback, where anyone could connect; use a unix socket.")
-    if not insecure:
-        raise ConfigRefused(
-            f"{text} would serve every user of this machine; use a unix socket, or set listen.insecure for a test."
-        )
-    return Address(text, None)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        for key in ("callers", "workers"):
+            place = listen.get(key)
+            if isinstance(place, str) and place.startswith(UNIX):
+                listen[key] = f"{UNIX}{directory / place.removeprefix(UNIX)}"
+        for files in (listen.get("caller_tokens"), *map(listen.get, _TLS)):
+            if isinstance(files, dict):
+                files |= {key: str(directory / file) for key, file in files.items() if isinstance(file, str)}

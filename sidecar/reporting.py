@@ -64,6 +64,7 @@ async def reporting(
                     in_flight=len(pipeline.running),
                     tools=len(catalogue.snapshot.tools),
                     generation=catalogue.snapshot.generation,
+                    tasks=len(asyncio.all_tasks()),
                     sets=[workers.reading() for workers in catalogue.sets.values()],
                     streams=streams.reading(),
                     lost_log_lines=lost_lines(),

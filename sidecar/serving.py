@@ -15,6 +15,8 @@ _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 
+_State = tuple[int, int, int]
+
 
 async def serve(
     source: Callable[[], Settings],
@@ -24,15 +26,16 @@ async def serve(
 ) -> None:
     """Runs a sidecar until SIGINT or SIGTERM, then drains it; a second signal ends the drain.
 
-    SIGHUP, and a change of the file, read the settings again from their source. Settings that cannot be used change
-    nothing, and the log says why.
+    SIGHUP, and a change of the file or of one it names, read the settings again from their source. Settings that cannot
+    be used change nothing, and the log says why.
 
     :raises ConfigRefused: if it cannot start with these settings; the text says what to change.
     """
     sidecar = Sidecar(source())
     hurry = anyio.Event()
-    async with sidecar.running(), anyio.create_task_group() as tasks:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    # From before it starts: what comes while it does would end it without its own end.
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async with sidecar.running(), anyio.create_task_group() as tasks:
 
             async def listen() -> None:
                 async for received in signals:
@@ -44,26 +47,28 @@ async def serve(
                         sidecar.stop()
 
             tasks.start_soon(listen)
-            if file is not None:
-                tasks.start_soon(_watch, sidecar, source, file)
+            tasks.start_soon(_watch, sidecar, source, file)
             task_status.started(sidecar)
             await sidecar.stopping.wait()
             await sidecar.drain(hurry)
             tasks.cancel_scope.cancel()
 
 
-async def _watch(sidecar: Sidecar, source: Callable[[], Settings], file: Path) -> None:
-    """Reads the settings again whenever their file changes."""
-    seen = _state_of(file)
+async def _watch(sidecar: Sidecar, source: Callable[[], Settings], file: Path | None) -> None:
+    """Reads the settings again whenever their file changes, or one that they name: a token's, or a certificate's."""
+    seen: dict[Path, _State | None] = {}
     while True:
-        await anyio.sleep(_LOOK_SECONDS)
-        now = _state_of(file)
-        if now is not None and now != seen:
-            seen = now
+        files = (*((file,) if file is not None else ()), *sidecar.files())
+        now = {path: _state_of(path) for path in files}
+        # One that is away stays as it was, and one that is new was read when it was named.
+        news = [path for path in files if now[path] is not None and now[path] != seen.get(path, now[path])]
+        seen = {path: now[path] or seen.get(path) for path in files}
+        if news:
             _reload(sidecar, source)
+        await anyio.sleep(_LOOK_SECONDS)
 
 
-def _state_of(file: Path) -> tuple[int, int, int] | None:
+def _state_of(file: Path) -> _State | None:
     try:
         state = file.stat()
     except OSError:

@@ -25,9 +25,12 @@ from tests.support import (
 )
 
 _SMALL = {
-    "sidecar/app.py": {"_private_places", "_listen"},
+    "sidecar/app.py": {"_listen"},
     "sidecar/config.py": {"_text_of"},
-    "sidecar/launches.py": {"launch_of", "_token_in"},
+    "sidecar/launches.py": {"launch_of", "_tokens_in"},
+    "sidecar/listening.py": {"_read", "_check", "_group"},
+    "sidecar/places.py": {"private_places"},
+    "sidecar/private_files.py": {"private_bytes"},
     "sidecar/reporting.py": {"lacking", "_trace", "_serve"},
     "sidecar/serving.py": {"_state_of"},
     "sidecar/workers/processes.py": {"__init__", "start", "_send"},

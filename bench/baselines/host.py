@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc.aio
 
+from bench.bare.stubs import EXECUTE, ExecuteRequest, ExecuteResponse, Frame, Outcome, Result
 from bench.control import run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
-from bench.stubs import EXECUTE, ExecuteRequest, ExecuteResponse, Frame, Outcome, Result
 
 
 async def _execute(_requests: Any, context: Any) -> None:

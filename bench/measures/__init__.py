@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How long to measure: medians of `count` rounds of `seconds` each."""
+    """How to measure: medians of `count` rounds of `seconds` each, through the SDK or with bare peers."""
 
     count: int
     seconds: float
+    bare: bool = False
 
 
 @dataclass(slots=True)

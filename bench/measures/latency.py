@@ -29,7 +29,7 @@ async def single(rounds: Rounds) -> Found:
         target = f"unix:{directory}/echo.sock"
         await stack.enter_async_context(child("bench.baselines.echo", "server", target))
         echo_client = await stack.enter_async_context(child("bench.baselines.echo", "client", target))
-        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}))
+        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}, bare=rounds.bare))
         await stack.enter_async_context(host.worker("bench", 256))
         caller = await stack.enter_async_context(host.caller())
         echo, plain, keyed = [], [], []
@@ -58,8 +58,8 @@ async def at_rate(rounds: Rounds) -> Found:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pillion-bench-"))
         target = f"unix:{directory}/host.sock"
         await stack.enter_async_context(child("bench.baselines.host", target))
-        bare_caller = await stack.enter_async_context(child("bench.caller", target))
-        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}))
+        bare_caller = await stack.enter_async_context(child("bench.bare.caller", target))
+        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}, bare=rounds.bare))
         await stack.enter_async_context(host.worker("bench", 256))
         caller = await stack.enter_async_context(host.caller())
         added, through = [], []
@@ -79,9 +79,13 @@ async def _drive(caller: Child, seconds: float) -> dict[str, Any]:
 
 
 async def cancel(rounds: Rounds) -> Found:
-    """From a caller's write of `Cancel` to its arrival in the worker: both read the one monotonic clock."""
+    """From a caller's cancel to its arrival at the tool: both read the one monotonic clock."""
     calls = int(rounds.seconds * 100)
-    async with sidecar({"bench": [tools.HOLD]}) as host, host.worker("bench", 256) as worker, host.caller() as caller:
+    async with (
+        sidecar({"bench": [tools.HOLD]}, bare=rounds.bare) as host,
+        host.worker("bench", 256) as worker,
+        host.caller() as caller,
+    ):
         found = []
         for number in range(rounds.count):
             sent = (await caller.ask("cancels", calls=calls))["at"]

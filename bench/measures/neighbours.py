@@ -22,7 +22,7 @@ async def measure(rounds: Rounds) -> Found:
     """
     sets = {"quiet": [tools.ECHO], "flood": [tools.FLOOD], "bulk": [tools.SINK]}
     async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(sidecar(sets))
+        host = await stack.enter_async_context(sidecar(sets, bare=rounds.bare))
         for name in sets:
             await stack.enter_async_context(host.worker(name, 64))
         quiet, flood, bulk = [await stack.enter_async_context(host.caller()) for _ in sets]

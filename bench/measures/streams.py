@@ -15,15 +15,18 @@ STREAMS = 128
 
 
 async def measure(rounds: Rounds) -> Found:
-    """128 open streams on one channel, one call at a time each, no progress; beside a bare host, no sidecar."""
+    """128 open streams on one channel, one call at a time each, no progress; beside a bare host, no sidecar.
+
+    Both are driven by the bare caller: a connection of the SDK has one stream, as no program needs another.
+    """
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pillion-bench-"))
         target = f"unix:{directory}/host.sock"
         bare_host = await stack.enter_async_context(child("bench.baselines.host", target))
-        bare_caller = await stack.enter_async_context(child("bench.caller", target))
-        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}))
+        bare_caller = await stack.enter_async_context(child("bench.bare.caller", target))
+        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}, bare=rounds.bare))
         await stack.enter_async_context(host.worker("bench", 256))
-        caller = await stack.enter_async_context(host.caller())
+        caller = await stack.enter_async_context(host.bare_caller())
         ratios, rates, bare_rates = [], [], []
         for number in range(rounds.count):
             bare = await _drive(bare_caller, bare_host.pid, rounds.seconds)

@@ -26,7 +26,7 @@ async def measure(rounds: Rounds) -> Found:
         mcp_client = await stack.enter_async_context(child("bench.baselines.mcp_client", mcp_server.ready["url"]))
         echo_server = await stack.enter_async_context(child("bench.baselines.echo", "server", target))
         echo_client = await stack.enter_async_context(child("bench.baselines.echo", "client", target))
-        host = await stack.enter_async_context(sidecar({"bench": [tools.REPORT]}))
+        host = await stack.enter_async_context(sidecar({"bench": [tools.REPORT]}, bare=rounds.bare))
         await stack.enter_async_context(host.worker("bench", IN_FLIGHT))
         caller = await stack.enter_async_context(host.caller())
         mcp, echo, ours = [], [], []

@@ -4,14 +4,16 @@ import argparse
 import asyncio
 import os
 import signal
+import sys
 
 import pillion
 from pillion import errors
 from sidecar.cli.arguments import BadArguments, arguments_of
+from sidecar.cli.connection import connected
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
 from sidecar.cli.progress import ProgressLine
-from sidecar.cli.reach import Unreachable, address_of
+from sidecar.cli.reach import Unreachable, reach_of
 from sidecar.config import ConfigRefused
 
 TOOL_ERROR = 1
@@ -20,8 +22,6 @@ FIRST_FAILURE = 10
 """A failure's exit code is this and the number of its kind in the protocol."""
 INTERRUPTED = 130
 """The exit code where the person ended the call, as a shell has it for SIGINT."""
-
-_PATIENCE = 5.0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,16 +37,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _call(options: argparse.Namespace) -> int:
-    target = address_of(options)
+    reach = reach_of(options)
     progress = ProgressLine(options.tool, quiet=options.quiet)
-    async with pillion.connect(target, patience=_PATIENCE) as host:
+    async with connected(reach) as host:
         identity = None
         if options.tenant is not None or options.principal is not None:
             identity = pillion.Identity(tenant=options.tenant, principal=options.principal)
-        try:
-            known = (await host.tools(identity)).by_name.get(options.tool) if options.arg else None
-        except errors.ConnectionFailed:
-            raise Unreachable(target) from None
+        known = (await host.tools(identity)).by_name.get(options.tool) if options.arg else None
         arguments = arguments_of(options.arg, options.json, known.input_schema if known is not None else None)
         running = host.start(
             options.tool,
@@ -58,14 +55,14 @@ async def _call(options: argparse.Namespace) -> int:
             run_id=options.run,
             identity=identity,
         )
-        interrupts = _Interrupts(running)
+        interrupts = _Interrupts(running, progress)
         try:
             async with running:
                 async for report in running:
                     progress.show(report.payload)
                 result = await running.raw()
         except errors.Unreachable:
-            raise Unreachable(target) from None
+            raise Unreachable(reach.target) from None
         except errors.CallFailed as failed:
             progress.clear()
             return _failed(failed, interrupted=interrupts.count > 0)
@@ -84,9 +81,10 @@ async def _call(options: argparse.Namespace) -> int:
 class _Interrupts:
     """The first Ctrl-C cancels the call, the second leaves."""
 
-    def __init__(self, call: pillion.Call) -> None:
+    def __init__(self, call: pillion.Call, progress: ProgressLine) -> None:
         self.count = 0
         self._call = call
+        self._progress = progress
         self._cancelling: asyncio.Task[None] | None = None
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupted)
 
@@ -96,10 +94,12 @@ class _Interrupts:
 
     def _interrupted(self) -> None:
         self.count += 1
+        if not self._progress.clear() and sys.stderr.isatty():
+            tell("")  # Below the ^C that the terminal has written.
         if self.count > 1:
             # The call is cancelled by the loss of its stream.
             os._exit(INTERRUPTED)
-        tell("\nCancelling; Ctrl-C again leaves.")
+        tell("Cancelling; Ctrl-C again leaves.")
         self._cancelling = asyncio.ensure_future(self._call.cancel())
 
 

@@ -6,8 +6,9 @@ import shutil
 
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE, settings_file
-from sidecar.config import ConfigRefused, Settings, address, read
+from sidecar.config import ConfigRefused, Settings, read
 from sidecar.launches import grant_of, launch_of
+from sidecar.listening import callers_listener, workers_listener
 from sidecar.reporting import lacking
 
 
@@ -32,22 +33,22 @@ def run(options: argparse.Namespace) -> int:
 def _mistakes(settings: Settings) -> list[str]:
     """What is wrong with settings that can be read: addresses, packages, files, commands and users."""
     found: list[str] = []
-    for text in (settings.callers, settings.workers):
+    for listener_of in (callers_listener, workers_listener):
         try:
-            address(text, insecure=settings.listen.insecure)
+            listener_of(settings)
         except ConfigRefused as refused:
             found.append(str(refused))
     found += lacking(settings)
     for worker in settings.worker:
         try:
-            grant_of(worker)
+            grant_of(worker, settings)
             if worker.command is not None:
-                launch_of(worker)
+                launch_of(worker, settings)
         except ConfigRefused as refused:
             found.append(str(refused))
         if worker.command is not None and shutil.which(worker.command[0]) is None:
             found.append(f"The command of worker {worker.name}, {worker.command[0]}, is not there or cannot be run.")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _warnings(settings: Settings) -> list[str]:
@@ -56,6 +57,15 @@ def _warnings(settings: Settings) -> list[str]:
         for worker in settings.worker
         if worker.command is not None and worker.user is None
     ]
+    ruled = {rule.principal for rule in settings.allow}
+    if "*" not in ruled and "token:*" not in ruled:
+        warnings += [
+            f"caller {name} may do nothing, as no [[allow]] is for token:{name}."
+            for name in settings.listen.caller_tokens
+            if f"token:{name}" not in ruled
+        ]
+    if settings.listen.caller_tls is not None and not ruled:
+        warnings.append("callers by TCP may do nothing, as there is no [[allow]].")
     if settings.metrics is not None and settings.metrics.public:
         warnings.append(f"metrics.public serves the metrics to whoever reaches {settings.metrics.listen}.")
     if settings.listen.insecure:

@@ -18,10 +18,20 @@ BROKEN_PIPE = 141
 _DEFAULT_FILE = Path("pillion.toml")
 _MOST_SECONDS = 1e9
 _ADDRESS = "PILLION_ADDRESS"
+_SHOWN = {
+    "--token-file": ("PILLION_TOKEN_FILE", "the file with the token that the listener asks for"),
+    "--tls-ca": ("PILLION_TLS_CA", "the authorities that the sidecar's certificate may be of"),
+    "--tls-certificate": ("PILLION_TLS_CERTIFICATE", "the certificate to show"),
+    "--tls-key": ("PILLION_TLS_KEY", "the key of that certificate"),
+}
+_SERVER_NAME = "PILLION_TLS_SERVER_NAME"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, `serve` where only its settings are named; answers its exit code."""
+    _hold_standard_descriptors()
+    # Told before it loads: else gRPC writes lines of its own of each connection that came to nothing.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0].split("=")[0] == "--config":
         given.insert(0, "serve")
@@ -44,6 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _hold_standard_descriptors() -> None:
+    """Opens nothing in place of what was closed before the start, so that no file or socket gets its number.
+
+    Libraries write to standard error by its number, and what they say must not end up in a database.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # It gets the lowest number that is free.
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,6 +152,16 @@ def _add_caller(command: argparse.ArgumentParser) -> None:
     _add_settings(command)
     command.add_argument(
         "--address", default=os.environ.get(_ADDRESS), help=f"the sidecar's address for callers (${_ADDRESS})"
+    )
+    for flag, (variable, what) in _SHOWN.items():
+        command.add_argument(
+            flag, type=Path, metavar="FILE", default=os.environ.get(variable) or None, help=f"{what} (${variable})"
+        )
+    command.add_argument(
+        "--tls-server-name",
+        metavar="NAME",
+        default=os.environ.get(_SERVER_NAME),
+        help=f"the name that the sidecar's certificate is for, where that is not its host (${_SERVER_NAME})",
     )
 
 

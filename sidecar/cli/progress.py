@@ -1,15 +1,18 @@
 """Progress as a person sees it: one line that changes on a terminal, a line each elsewhere."""
 
-import shutil
+import os
 import sys
 from typing import Any
 
-from sidecar.cli.console import is_terminal, spoken, tell
+from sidecar.cli.console import fitted, is_terminal, spoken, tell
 from sidecar.cli.line import line_of, share_of
 
 _BAR = 20
 _LEAST_BAR = 8
 _ROOM_BESIDE = 24
+_COLUMNS = 80
+# What a terminal writes there itself for Ctrl-C: a line that is full would wrap, and could not be drawn over any more.
+_KEPT_FREE = len("^C") + 1
 
 
 class ProgressLine:
@@ -31,20 +34,28 @@ class ProgressLine:
         if not self._redraws:
             tell(line)
             return
-        width = shutil.get_terminal_size().columns - 1
+        width = _columns() - _KEPT_FREE
         bar = _bar(share_of(payload), width)
-        text = spoken(bar + line, sys.stderr)
-        # Cut to the window: a line that wraps cannot be drawn over.
-        sys.stderr.write("\r\x1b[2K" + text[:width])
+        sys.stderr.write("\r\x1b[2K" + fitted(spoken(bar + line, sys.stderr), width))
         sys.stderr.flush()
         self._drawn = True
 
-    def clear(self) -> None:
-        """Takes the line away, so that what follows has the line to itself."""
-        if self._drawn:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
-            self._drawn = False
+    def clear(self) -> bool:
+        """Takes the line away, so that what follows has the line to itself. False: there was none."""
+        if not self._drawn:
+            return False
+        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
+        self._drawn = False
+        return True
+
+
+def _columns() -> int:
+    """How wide the window is in which progress is shown; the standard output may be elsewhere."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except OSError:
+        return _COLUMNS
 
 
 def _bar(share: float | None, width: int) -> str:

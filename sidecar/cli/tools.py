@@ -6,20 +6,19 @@ import dataclasses
 import json
 
 import pillion
-from pillion import errors
+from sidecar.cli.connection import connected
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
-from sidecar.cli.reach import Unreachable, address_of
+from sidecar.cli.reach import Reach, Unreachable, reach_of
 from sidecar.config import ConfigRefused
 
-_PATIENCE = 5.0
 _NAMES = 24
 
 
 def run(options: argparse.Namespace) -> int:
     """Lists tools; answers the exit code: 1 where the named one is not there."""
     try:
-        tools = asyncio.run(_tools(address_of(options)))
+        tools = asyncio.run(_tools(reach_of(options)))
     except (ConfigRefused, Unreachable) as error:
         tell(str(error))
         return USAGE
@@ -40,12 +39,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _tools(target: str) -> dict[str, pillion.ToolInfo]:
-    try:
-        async with pillion.connect(target, patience=_PATIENCE) as host:
-            return dict((await host.tools()).by_name)
-    except (errors.ConnectionFailed, errors.Unreachable):
-        raise Unreachable(target) from None
+async def _tools(reach: Reach) -> dict[str, pillion.ToolInfo]:
+    async with connected(reach) as host:
+        return dict((await host.tools()).by_name)
 
 
 def _facts(tool: pillion.ToolInfo) -> dict[str, object]:

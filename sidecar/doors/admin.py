@@ -1,4 +1,4 @@
-"""The operator's service over gRPC, for users of this machine alone."""
+"""The operator's service over gRPC, for users of this machine, and for those whom the settings name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,17 +38,19 @@ _STATES = {
 
 
 class Admin:
-    """Handlers of `AdminService`. Refused to everyone who is not a user of this machine, by a local socket."""
+    """Handlers of `AdminService`. Refused to everyone but operators, as users of the unix socket are."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         shut_down: Callable[[float | None], None],
         principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
+        is_operator: Callable[[Principal], bool],
     ) -> None:
         self._pipeline = pipeline
         self._shut_down = shut_down
         self._principal_of = principal_of
+        self._is_operator = is_operator
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handler to add to a server."""
@@ -99,12 +101,13 @@ class Admin:
         return ShutdownResponse(running=running)
 
     async def _check(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        if not self._principal_of(context).is_local:
+        if not self._is_operator(self._principal_of(context)):
             await refuse(
                 context,
                 failure(
                     FailureKind.FAILURE_KIND_DENIED,
-                    "The operator's service is for users of the sidecar's machine, by its unix socket.",
+                    "The operator's service is for users of the sidecar's machine, by its unix socket, and for those "
+                    "that listen.operators names.",
                     NONE,
                 ),
             )

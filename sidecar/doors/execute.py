@@ -133,7 +133,7 @@ class ExecuteSession:
         """A lane for a new call; `None`, and the stream is told, if its id does not increase."""
         if call > self._last_call:
             self._last_call = call
-            return Lane(self._outbox, call)
+            return self._stream.lane(call)
         reason = (
             StreamErrorReason.STREAM_ERROR_REASON_CALL_ID_NOT_INCREASING
             if call

@@ -1,4 +1,4 @@
-"""Lets no exception text reach a peer."""
+"""Lets in who is known, and no exception text out."""
 
 import asyncio
 import inspect
@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sidecar.doors.access import Access
 from sidecar.telemetry import Counters
 
 _log = logging.getLogger(__name__)
@@ -19,10 +20,22 @@ _UNREADABLE = object()
 """Stands for a request that could not be read: gRPC would tell the peer how its reading failed."""
 
 
-class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every handler of a server, whoever wrote it: a failure is logged here and told without its text."""
+_Admit = Callable[[Any], Awaitable[None]]
 
-    def __init__(self, counters: Counters) -> None:
+# Whether a sidecar serves is for load balancers and probes to see, which have no token.
+_OPEN = "/grpc.health.v1.Health/"
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server, whoever wrote it.
+
+    Who is not known is refused before anything is read, but for health. A failure is logged here and told without its
+    text. `refusals` is the name by which those who were refused are counted.
+    """
+
+    def __init__(self, access: Access, refusals: str, counters: Counters) -> None:
+        self._access = access
+        self._refusals = refusals
         self._counters = counters
 
     async def intercept_service(
@@ -34,20 +47,27 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        admit = _pass if handler_call_details.method.startswith(_OPEN) else self._admit
         codec = {
             "request_deserializer": _tolerant(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.response_streaming:
             if handler.request_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream), **codec)
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream), **codec)
+                return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, admit), **codec)
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, admit), **codec)
         if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary), **codec)
-        return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), **codec)
+            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, admit), **codec)
+        return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, admit), **codec)
 
-    def _unary(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def _admit(self, context: Any) -> None:
+        if self._access.principal_of(context) is None:
+            self._counters.add(self._refusals)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._access.refusal)
+
+    def _unary(self, behaviour: Callable[..., Awaitable[Any]], admit: _Admit) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Any) -> Any:
+            await admit(context)
             if request is _UNREADABLE:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NOT_READ)
             try:
@@ -60,10 +80,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _stream(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    def _stream(self, behaviour: Callable[..., Any], admit: _Admit) -> Callable[..., Any]:
         if not inspect.isasyncgenfunction(behaviour):
 
             async def guarded(request: Any, context: Any) -> None:
+                await admit(context)
                 if request is _UNREADABLE:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NOT_READ)
                 try:
@@ -78,6 +99,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return guarded
 
         async def guarded_iterator(request: Any, context: Any) -> AsyncIterator[Any]:
+            await admit(context)
             if request is _UNREADABLE:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _NOT_READ)
             try:
@@ -95,6 +117,10 @@ class Guard(grpc.aio.ServerInterceptor):
     def _count(self) -> None:
         self._counters.add("internal_errors")
         _log.exception("a handler failed")
+
+
+async def _pass(_context: Any) -> None:
+    """Lets in whoever it is."""
 
 
 def _tolerant(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

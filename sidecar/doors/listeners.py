@@ -1,7 +1,7 @@
 """The gRPC servers: one for callers, one for workers, each on its own address."""
 
 import os
-from typing import Any
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -12,46 +12,61 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, execute_pb2
+from sidecar.doors.access import Access, TokenAccess
 from sidecar.doors.address import Address
+from sidecar.doors.certificates import Certificates
 from sidecar.doors.guard import Guard
 from sidecar.doors.unsupported import unsupported_handler
-from sidecar.scope import Principal, local_principal
 from sidecar.telemetry import Counters
 from sidecar.wire.grpc import SERVER_OPTIONS
 
 _PRIVATE = 0o177
-_INSECURE = Principal("insecure:loopback", authenticated=False)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def principal_of(context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
-    """Who is at the other end: the owner of the unix socket, or nobody that could be told."""
-    return local_principal(os.getuid()) if context.peer().startswith("unix:") else _INSECURE
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where one server listens, and to whom."""
 
+    address: Address
+    access: Access
+    certificates: Certificates | None = None
+    """What it proves itself with; `None`: it does not, and nothing is encrypted."""
 
-def allowed_principals(*, insecure: bool) -> frozenset[str]:
-    """The names of those whom these listeners let in."""
-    local = local_principal(os.getuid()).name
-    return frozenset((local, _INSECURE.name)) if insecure else frozenset((local,))
+    def renew(self, other: "Listener") -> None:
+        """Takes over the tokens and certificates of another listener of the same kind."""
+        if isinstance(self.access, TokenAccess) and isinstance(other.access, TokenAccess):
+            self.access.renew(other.access)
+        if self.certificates is not None and other.certificates is not None:
+            self.certificates.renew(other.certificates)
 
 
 class Listeners:
     """Both servers. They listen from `start` to `stop`."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, callers: Listener, workers: Listener, counters: Counters) -> None:
+        self.callers = callers
+        """Of those who ask."""
+        self.workers = workers
+        """Of those who host tools."""
         self.health = health_aio.HealthServicer()
-        self._callers = grpc.aio.server(interceptors=(Guard(counters),), options=SERVER_OPTIONS)
-        self._workers = grpc.aio.server(interceptors=(Guard(counters),), options=SERVER_OPTIONS)
+        guards = (
+            Guard(callers.access, "refused_callers", counters),
+            Guard(workers.access, "refused_workers", counters),
+        )
+        self._callers, self._workers = (
+            grpc.aio.server(interceptors=(guard,), options=SERVER_OPTIONS) for guard in guards
+        )
 
     async def start(
         self,
-        callers: Address,
-        workers: Address,
         tool_host: grpc.GenericRpcHandler,
         admin_door: grpc.GenericRpcHandler,
         worker_host: grpc.GenericRpcHandler,
+        *,
+        reflection_by_tcp: bool = False,
     ) -> tuple[str, str]:
         """Listens; answers where, with the ports that were chosen.
 
@@ -72,12 +87,14 @@ class Listeners:
         self._workers.add_generic_rpc_handlers((worker_host, unsupported_handler(artifacts, ("Upload", "Download"))))
         add_HealthServicer_to_server(self.health, self._callers)
         add_HealthServicer_to_server(self.health, self._workers)
-        if callers.socket is not None:
-            # They tell of every connection, so they are for users of this machine.
+        is_local = self.callers.address.socket is not None
+        if is_local:
+            # It tells of every connection, so it is for users of this machine.
             channelz.add_channelz_servicer(self._callers)
+        if is_local or reflection_by_tcp:
             names = [service.full_name for service in (execute, artifacts, admin)]
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._callers)
-        addresses = (_bind(self._callers, callers), _bind(self._workers, workers))
+        addresses = (_bind(self._callers, self.callers), _bind(self._workers, self.workers))
         await self._callers.start()
         await self._workers.start()
         return addresses
@@ -89,10 +106,14 @@ class Listeners:
         await self._workers.stop(grace)
 
 
-def _bind(server: grpc.aio.Server, address: Address) -> str:
+def _bind(server: grpc.aio.Server, listener: Listener) -> str:
+    address, certificates = listener.address, listener.certificates
     if address.socket is None:
         try:
-            port = server.add_insecure_port(address.text)
+            if certificates is None:
+                port = server.add_insecure_port(address.text)
+            else:
+                port = server.add_secure_port(address.text, certificates.credentials())
         except RuntimeError:
             port = 0
         if not port:
@@ -106,4 +127,7 @@ def _bind(server: grpc.aio.Server, address: Address) -> str:
         raise OSError(f"{address.text} cannot be listened on; may this user write there?") from None
     finally:
         os.umask(before)
+    if address.group is not None:
+        os.chown(address.socket, -1, address.group)
+        address.socket.chmod(address.mode)
     return address.text

@@ -95,17 +95,21 @@ class ToolHost:
     async def _list_tools(
         self, request: ListToolsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> ListToolsResponse:
-        tools, generation = self._listed(request.identity, context)
+        tools, generation = self._listed(request.identity, self._principal_of(context))
         return ListToolsResponse(tools=tools, generation=generation)
 
     async def _watch_tools(
         self, request: WatchToolsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[WatchToolsResponse]:
-        told = -1
+        # Asked once: a stream stays whose it was when it began.
+        principal = self._principal_of(context)
+        told: tuple[int, list[str]] | None = None
         while True:
-            tools, generation = self._listed(request.identity, context)
-            if generation != told:
-                told = generation
+            tools, generation = self._listed(request.identity, principal)
+            # Policy may change while the tools do not.
+            now = (generation, [tool.name for tool in tools])
+            if now != told:
+                told = now
                 yield WatchToolsResponse(tools=tools, generation=generation)
             else:
                 await self._listing.changed()
@@ -128,11 +132,8 @@ class ToolHost:
             info.counters.update(self._pipeline.counters.snapshot())
         return info
 
-    def _listed(
-        self, identity: Identity, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> tuple[list[ToolDescriptor], int]:
+    def _listed(self, identity: Identity, principal: Principal) -> tuple[list[ToolDescriptor], int]:
         """The tools that policy lets this caller know of, and their generation."""
-        principal = self._principal_of(context)
         scope = scope_of(principal, identity, None, None, _LISTING)
         snapshot = self._listing.snapshot
         tools = [

@@ -1,6 +1,6 @@
 """Who may do what."""
 
-from sidecar.policy.local import LocalPolicy
 from sidecar.policy.port import Decision, Policy
+from sidecar.policy.static import Rule, StaticPolicy
 
-__all__ = ("Decision", "LocalPolicy", "Policy")
+__all__ = ("Decision", "Policy", "Rule", "StaticPolicy")

@@ -19,6 +19,11 @@ class Owner(NamedTuple):
     subject: str
     """The named principal, or the reserved encoding of the caller principal where none was named."""
 
+    @property
+    def named(self) -> str | None:
+        """The subject as the caller named it; `None` where none was named."""
+        return self.subject.removeprefix(_NAMED) if self.subject.startswith(_NAMED) else None
+
 
 class Scope(NamedTuple):
     """The storage scope of a call: the first argument of everything that stores.

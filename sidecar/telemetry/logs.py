@@ -40,14 +40,14 @@ _CONTROLS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range
 _Exception = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def set_up(stream: TextIO, form: Format | None, level: Level) -> None:
+def set_up(stream: TextIO | None, form: Format | None, level: Level) -> None:
     """Sends all that is logged to a stream: the sidecar's and its workers' from this level on, of libraries warnings.
 
     Without a format it is text on a terminal and JSON elsewhere. Colours come on a terminal alone, and none where
     `NO_COLOR` is set or the terminal is a dumb one. A stream with a descriptor is written to by a thread, so that
-    nothing waits where nobody reads it.
+    nothing waits where nobody reads it. Without a stream, as where it was closed before the start, nothing is logged.
     """
-    terminal = stream.isatty()
+    terminal = stream is not None and stream.isatty()
     if (form or ("text" if terminal else "json")) == "json":
         formatter: logging.Formatter = JsonLines()
     else:
@@ -78,7 +78,9 @@ def _writers() -> Iterator[LogWriter]:
     return (handler for handler in logging.getLogger().handlers if isinstance(handler, LogWriter))
 
 
-def _handler_for(stream: TextIO) -> logging.Handler:
+def _handler_for(stream: TextIO | None) -> logging.Handler:
+    if stream is None:
+        return logging.NullHandler()
     try:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:

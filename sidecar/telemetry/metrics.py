@@ -30,7 +30,8 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "dropped_anchors": ("anchors_dropped", "Parent anchors that nobody vouched for, or that were too long."),
     "leaked_slots": ("slots_leaked", "Slots that a tool kept though its call was cancelled."),
     "quarantined_instances": ("instances_quarantined", "Instances that were given up as hung or broken."),
-    "refused_workers": ("workers_refused", "Workers that showed no valid token or secret."),
+    "refused_callers": ("callers_refused", "Requests of callers that showed no valid token or certificate."),
+    "refused_workers": ("workers_refused", "Workers that showed no valid token, secret or certificate."),
     "refused_tools": ("tools_refused", "Tools that were not admitted to the catalogue."),
     "dropped_log_lines": ("log_lines_dropped", "Log frames of workers over the lines that they have a second."),
     "refused_streams": ("streams_refused", "Streams that were refused because too many were open."),
@@ -140,6 +141,7 @@ class Metrics:
         oversized = {kind: counts.get(name, 0) for name, kind in _OVERSIZED.items()}
         oversized["progress_out"] += streams.oversized
         yield _counters_by("oversized", "What was refused or dropped for its size.", "kind", oversized)
+        yield _gauge("tasks", "Tasks of the event loop.", reading.tasks)
         yield _histogram("event_loop_lag_seconds", "How much too late a timer fires.", self._lag)
 
 

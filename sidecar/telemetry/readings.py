@@ -43,6 +43,8 @@ class Reading(NamedTuple):
     """Tools in the catalogue."""
     generation: int
     """Of the catalogue."""
+    tasks: int
+    """Of the event loop."""
     sets: Sequence[SetReading]
     streams: StreamsReading
     lost_log_lines: int

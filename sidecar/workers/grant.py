@@ -43,6 +43,12 @@ class Grant:
         """Forgets a holder's tokens."""
         self._holders = {digest: name for digest, name in self._holders.items() if name != holder}
 
+    def renew(self, other: "Grant") -> None:
+        """Takes over the tokens of another grant that were not issued here, for its own."""
+        issued = {digest: holder for digest, holder in self._holders.items() if holder}
+        given = other._holders.items()  # noqa: SLF001  # of the same class
+        self._holders = {digest: holder for digest, holder in given if not holder} | issued
+
     def holder_of(self, token: str) -> str | None:
         """Whom the token was given to; `None` if it is none of these. Takes the same time for each wrong one."""
         shown = _digest(token)

@@ -2,8 +2,8 @@
 
 It starts workers when the sidecar asks, and is the reaper of everything that comes of them, whatever sessions they
 make: when the pipe to the sidecar closes, however the sidecar ended, it asks the workers to stop, gives them a few
-seconds, and kills every process that is left below it. It imports neither gRPC nor asyncio, so that it stays small and
-cannot hang in either.
+seconds, and kills every process that is left below it. It imports neither gRPC nor asyncio, nor anything else that it
+can do without, so that it stays small and cannot hang in either.
 
 Run by path, as `python guardian.py SOCKET_FD`. Over the socket go lines of JSON: from the sidecar
 `{"spawn": {...}}` with three descriptors (stdout, stderr, token) and `{"stop": {"worker": ID, "kill": BOOL}}`; to it
@@ -21,8 +21,10 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LINE_BYTES = 1024 * 1024
@@ -31,7 +33,7 @@ _CLEANUP_SECONDS = 5.0
 _KILL_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _MARK = "PILLION_WORKER_PROCESS"
-_PROCESSES = Path("/proc")
+_PROCESSES = "/proc"
 
 
 class Guardian:
@@ -79,14 +81,14 @@ class Guardian:
             self._obey(json.loads(line))
         return len(self._pending) <= _LINE_BYTES
 
-    def _obey(self, wish: dict[str, Any]) -> None:
+    def _obey(self, wish: "dict[str, Any]") -> None:
         if "spawn" in wish:
             self._spawn(wish["spawn"])
         elif "stop" in wish:
             stop = wish["stop"]
             self._stop(stop["worker"], signal.SIGKILL if stop["kill"] else signal.SIGTERM)
 
-    def _spawn(self, wish: dict[str, Any]) -> None:
+    def _spawn(self, wish: "dict[str, Any]") -> None:
         worker = wish["worker"]
         stdout, stderr, token = self._descriptors[:_DESCRIPTORS]
         del self._descriptors[:_DESCRIPTORS]
@@ -138,7 +140,7 @@ class Guardian:
             if worker is not None:
                 self._tell({"exited": {"worker": worker, "status": os.waitstatus_to_exitcode(status)}})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: "dict[str, Any]") -> None:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -185,15 +187,15 @@ def send(pid: int, what: signal.Signals) -> None:
 def descendants(root: int) -> list[int]:
     """Every process below one, nearest first. One that loses its parent comes to the reaper, so none is missed."""
     parents: dict[int, list[int]] = {}
-    for entry in _PROCESSES.iterdir():
-        if entry.name.isdecimal():
+    for entry in os.listdir(_PROCESSES):
+        if entry.isdecimal():
             try:
                 # The name in brackets may hold anything, brackets and spaces too.
-                state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+                state, parent = _read(entry, "stat").rpartition(b")")[2].split()[:2]
             except (OSError, ValueError):
                 continue
             if state != b"Z":
-                parents.setdefault(int(parent), []).append(int(entry.name))
+                parents.setdefault(int(parent), []).append(int(entry))
     found: list[int] = []
     level = [root]
     while level:
@@ -205,11 +207,16 @@ def descendants(root: int) -> list[int]:
 def _mark_of(pid: int) -> str | None:
     """The worker that a process came of, by its environment; `None` where that cannot be told."""
     try:
-        environment = (_PROCESSES / str(pid) / "environ").read_bytes()
+        environment = _read(str(pid), "environ")
     except OSError:
         return None
     marks = [entry for entry in environment.split(b"\0") if entry.startswith(_MARK.encode() + b"=")]
     return marks[0].partition(b"=")[2].decode(errors="replace") if marks else None
+
+
+def _read(process: str, name: str) -> bytes:
+    with open(f"{_PROCESSES}/{process}/{name}", "rb") as file:
+        return file.read()
 
 
 def become_reaper() -> None:

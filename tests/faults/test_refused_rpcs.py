@@ -14,7 +14,7 @@ from sidecar.calls.idempotency import Requests
 from sidecar.doors import tool_host
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.execute import ExecuteSession
-from sidecar.policy import LocalPolicy
+from sidecar.policy import StaticPolicy
 from sidecar.storage import SqliteIdempotencyStore
 from sidecar.workers.attach import AttachSession
 from sidecar.workers.host import WorkerHost
@@ -156,7 +156,7 @@ async def test_a_handler_that_fails_tells_nothing_of_why(
     [
         ((pipeline, "decode"), INTERNAL),
         ((pipeline, "scope_of"), INTERNAL),
-        ((LocalPolicy, "decide"), FailureKind.FAILURE_KIND_DENIED),
+        ((StaticPolicy, "decide"), FailureKind.FAILURE_KIND_DENIED),
         ((pipeline, "invocation"), INTERNAL),
         ((Requests, "enter"), INTERNAL),
     ],

@@ -35,14 +35,16 @@ MIB = 1024 * 1024
 class Supervise(Protocol):
     """Starts a sidecar that starts this worker, beside another that attaches. Its fixture ends it."""
 
-    async def __call__(self, *command: str, limits: WorkerLimits = LIMITS, **fields: Any) -> SocketHost:
+    async def __call__(
+        self, *command: str, limits: WorkerLimits = LIMITS, over: str = "unix", **fields: Any
+    ) -> SocketHost:
         """The running sidecar."""
         ...
 
 
 @pytest.fixture
 def transport() -> str:
-    """All of them are over unix sockets."""
+    """They are over unix sockets where nothing else is said."""
     return "unix"
 
 
@@ -50,11 +52,11 @@ def transport() -> str:
 async def supervise(tmp_path: Path) -> AsyncIterator[Supervise]:
     hosts: list[SocketHost] = []
 
-    async def start(*command: str, limits: WorkerLimits = LIMITS, **fields: Any) -> SocketHost:
+    async def start(*command: str, limits: WorkerLimits = LIMITS, over: str = "unix", **fields: Any) -> SocketHost:
         # A call waits for a process that is being started again.
-        made_with = settings(Setup(calls=CallLimits(worker_wait=_PATIENCE), workers=limits), "unix", tmp_path)
+        made_with = settings(Setup(calls=CallLimits(worker_wait=_PATIENCE), workers=limits), over, tmp_path)
         worker = Worker(name="started", command=command, environment=PATHS, **fields)
-        host = SocketHost("unix", made_with.model_copy(update={"worker": (*made_with.worker, worker)}))
+        host = SocketHost(over, made_with.model_copy(update={"worker": (*made_with.worker, worker)}))
         await host.open()
         hosts.append(host)
         return host
@@ -307,7 +309,7 @@ async def test_a_process_of_another_user(supervise: Supervise, said: Said) -> No
     groups = os.getgroups()
     os.setgroups([0, 1])
     try:
-        host = await supervise("sh", "-c", "echo I am $(id -u):$(id -g):$(id -G)", user="nobody")
+        host = await supervise("sh", "-c", "echo I am $(id -u):$(id -g):$(id -G)", over="tcp", user="nobody")
         await said.so(f"I am {nobody.pw_uid}:{nobody.pw_gid}:{nobody.pw_gid}")
     finally:
         os.setgroups(groups)
@@ -333,6 +335,12 @@ async def refusal(made_with: Settings) -> str:
         (
             {"user": "nobody-of-this-name"},
             "There is no user nobody-of-this-name for worker started; name one there is.",
+        ),
+        pytest.param(
+            {"user": "nobody"},
+            "Worker started runs as nobody, who may not connect to the workers' socket; name a group of that user as "
+            "listen.worker_socket_group.",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root may run a worker as another user"),
         ),
     ],
 )

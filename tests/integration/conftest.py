@@ -1,11 +1,13 @@
-"""Fixtures for tests with programs in other languages."""
+"""Fixtures for tests with programs: those in other languages, and `pillion` itself."""
 
 import faulthandler
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support import calling
 from tests.support.programs import Program, build_examples, missing_toolchains
 
 Run = Callable[..., Program]
@@ -36,3 +38,15 @@ def run(examples: None) -> Iterator[Run]:
     yield start
     for program in programs:
         program.close()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[calling.Program]:
+    """The program `pillion` with a sidecar that serves, and its worker attached."""
+    started = calling.Program(tmp_path_factory.mktemp("calling"))
+    with started.open("serve", "--config", str(started.config)) as sidecar:
+        assert started.run("wait-ready", "counter")[0] == 0
+        yield started
+        sidecar.send_signal(signal.SIGTERM)
+        sidecar.communicate(timeout=30)
+        assert sidecar.returncode == 0

@@ -1,62 +1,14 @@
 """`pillion call` and `pillion tools`, against a sidecar that `pillion serve` started with a worker of the SDK."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from tests.support.documents import ROOT
+from tests.support.calling import Program
 
-WORKER = ROOT / "tests" / "support" / "counting_worker.py"
 FIRST_FAILURE = 10
-
-
-class Program:
-    """The program with one settings file, whose sidecar runs inside the block."""
-
-    def __init__(self, directory: Path) -> None:
-        self.config = directory / "pillion.toml"
-        self.config.write_text(
-            "state_dir = 'state'\n[[worker]]\nname = 'counter'\n"
-            f"command = [{sys.executable!r}, {str(WORKER)!r}]\ninherit = ['PATH', 'PYTHONPATH']\n"
-        )
-        self.environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'clients' / 'python'}"}
-
-    def open(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
-        """Starts a command."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "sidecar", *arguments],
-            env=self.environment | variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-
-    def run(self, command: str, *arguments: str, given: str = "", **variables: str) -> tuple[int, str, str]:
-        """Runs a command to its end; answers its exit code, and what it wrote."""
-        with self.open(command, "--config", str(self.config), *arguments, **variables) as process:
-            output, errors = process.communicate(given, timeout=30)
-            return process.returncode, output, errors
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """A program whose sidecar serves, with its worker attached."""
-    started = Program(tmp_path_factory.mktemp("calling"))
-    with started.open("serve", "--config", str(started.config)) as sidecar:
-        assert started.run("wait-ready", "counter")[0] == 0
-        yield started
-        sidecar.send_signal(signal.SIGTERM)
-        sidecar.communicate(timeout=30)
-        assert sidecar.returncode == 0
 
 
 def test_a_result_goes_to_stdout_and_progress_to_stderr(program: Program) -> None:

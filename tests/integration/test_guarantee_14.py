@@ -4,51 +4,195 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
-from sidecar.config import ConfigRefused, Listen, Settings
+from sidecar.config import ConfigRefused, Settings
 from sidecar.serving import serve
+from tests.integration.listening import Listening
+from tests.integration.listening import Place as Listeners
 from tests.support import on_unix
+from tests.support.certificates import Authority, Shown
 from tests.support.documents import ROOT
 
 PATIENCE = 20.0
 TOO_LONG = "unix:/" + "x" * 108
+TOKEN = "a-token-of-the-backend-0123456789"
+EVERYWHERE = "0.0.0.0:0"
+LOOPBACK = "127.0.0.1:0"
 
 
-def listening(**listen: object) -> Callable[[Path], Settings]:
+class Place:
+    """A directory with settings that would be safe, for a case to spoil."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state = directory / "state"
+        self.token = self.secret("backend.token", TOKEN)
+        self.authority = Authority(directory)
+        self.server = self.authority.issue("localhost", "127.0.0.1", stem="server")
+        self.tls = {
+            "certificate": self.server.certificate,
+            "key": self.server.key,
+            "client_ca": self.authority.ca,
+        }
+
+    def secret(self, name: str, text: str, mode: int = 0o600) -> Path:
+        """A file with a secret."""
+        path = self.directory / name
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def settings(self, listen: Mapping[str, object], **others: object) -> Settings:
+        return Settings.model_validate({"state_dir": self.state, "listen": listen} | others)
+
+    def with_token(self, token: Path, **listen: object) -> Settings:
+        return self.settings({"callers": LOOPBACK, "caller_tokens": {"backend": token}} | listen)
+
+    def with_tls(self, **files: Path) -> Settings:
+        return self.settings({"callers": EVERYWHERE, "caller_tls": self.tls | files})
+
+
+Make = Callable[[Place], Settings]
+
+
+def listening(**listen: object) -> Make:
     """Settings with these addresses."""
-    return lambda directory: Settings(state_dir=directory / "state", listen=Listen.model_validate(listen))
+    return lambda place: place.settings(listen)
 
 
-def open_state(directory: Path) -> Settings:
-    (directory / "state").mkdir(mode=0o755)
-    (directory / "state").chmod(0o755)
-    return Settings(state_dir=directory / "state")
+def open_state(place: Place) -> Settings:
+    place.state.mkdir()
+    place.state.chmod(0o755)
+    return place.settings({})
 
 
-def file_in_the_way(directory: Path) -> Settings:
-    (directory / "callers.sock").write_text("mine")
-    return Settings(state_dir=directory / "state", listen=Listen(callers=f"unix:{directory}/callers.sock"))
+def state_for_a_group_that_has_no_socket(place: Place) -> Settings:
+    place.state.mkdir()
+    place.state.chmod(0o710)
+    return place.settings({})
 
 
-UNSAFE: dict[str, tuple[Callable[[Path], Settings], str]] = {
-    "callers by TCP": (listening(callers="127.0.0.1:0"), "use a unix socket, or set listen.insecure for a test"),
-    "callers by TCP on IPv6": (listening(callers="[::1]:0"), "use a unix socket, or set listen.insecure for a test"),
-    "workers by TCP": (listening(workers="localhost:0"), "use a unix socket, or set listen.insecure for a test"),
-    "callers from everywhere": (listening(callers="0.0.0.0:0", insecure=True), "use a unix socket"),
-    "callers from everywhere on IPv6": (listening(callers="[::]:0", insecure=True), "use a unix socket"),
-    "callers by an address": (listening(callers="192.0.2.1:80", insecure=True), "use a unix socket"),
-    "callers by a name": (listening(callers="example.com:80", insecure=True), "use a unix socket"),
-    "callers by a name like loopback": (listening(callers="localhost.example.com:80", insecure=True), "unix socket"),
-    "workers from everywhere": (listening(workers="0.0.0.0:0", insecure=True), "use a unix socket"),
+def file_in_the_way(place: Place) -> Settings:
+    (place.directory / "callers.sock").write_text("mine")
+    return place.settings({"callers": f"unix:{place.directory}/callers.sock"})
+
+
+def socket_where_others_write(place: Place) -> Settings:
+    shared = place.directory / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    return place.settings({"callers": f"unix:{shared}/callers.sock"})
+
+
+def way_that_is_closed_to_the_group(place: Place) -> Settings:
+    (place.directory / "closed").mkdir(0o700)
+    socket = place.directory / "closed" / "inside" / "callers.sock"
+    return place.settings({"callers": f"unix:{socket}", "socket_group": "65534"})
+
+
+def two_groups_in_one_directory(place: Place) -> Settings:
+    return place.settings({"socket_group": "65534", "worker_socket_group": "65533"})
+
+
+def worker_token(mode: int) -> Make:
+    def make(place: Place) -> Settings:
+        token = place.secret("worker.token", TOKEN, mode)
+        return place.settings({"workers": LOOPBACK}, worker=[{"name": "main", "token_file": token}])
+
+    return make
+
+
+def token(text: str, mode: int = 0o600) -> Make:
+    return lambda place: place.with_token(place.secret("other.token", text, mode))
+
+
+def same_token_twice(place: Place) -> Settings:
+    same = place.secret("same.token", f"another-token-of-theirs\n{TOKEN}")
+    return place.settings({"callers": LOOPBACK, "caller_tokens": {"backend": place.token, "other": same}})
+
+
+def readable_key(place: Place) -> Settings:
+    place.server.key.chmod(0o640)
+    return place.with_tls()
+
+
+UNSAFE: dict[str, tuple[Make, str]] = {
+    "callers by TCP": (listening(callers=LOOPBACK), "name the token file of each caller in [listen.caller_tokens]"),
+    "callers by TCP on IPv6": (listening(callers="[::1]:0"), "or use a unix socket, or set listen.insecure for a test"),
+    "callers from everywhere": (listening(callers=EVERYWHERE), "give it certificates by [listen.caller_tls], or use"),
+    "insecurely from everywhere": (listening(callers=EVERYWHERE, insecure=True), "or use 127.0.0.1 or a unix socket"),
+    "insecurely from everywhere on IPv6": (listening(callers="[::]:0", insecure=True), "[listen.caller_tls]"),
+    "callers by an address": (listening(callers="192.0.2.1:80", insecure=True), "[listen.caller_tls]"),
+    "callers by a name": (listening(callers="example.com:80", insecure=True), "[listen.caller_tls]"),
+    "callers by a name like loopback": (
+        listening(callers="localhost.example.com:80", insecure=True),
+        "not on loopback",
+    ),
+    "callers from everywhere by tokens": (
+        lambda place: place.with_token(place.token, callers=EVERYWHERE),
+        "give it certificates by [listen.caller_tls]",
+    ),
+    "callers in two ways": (lambda place: place.with_token(place.token, caller_tls=place.tls), "keep one"),
+    "tokens, and insecure": (lambda place: place.with_token(place.token, insecure=True), "keep one"),
+    "tokens for a unix socket": (
+        lambda place: place.settings({"caller_tokens": {"backend": place.token}}),
+        "listen.caller_tokens is for TCP",
+    ),
+    "certificates for a unix socket": (
+        lambda place: place.settings({"caller_tls": place.tls}),
+        "caller_tls is for TCP",
+    ),
+    "operators for a unix socket": (listening(operators=["token:backend"]), "listen.operators is for TCP"),
+    "workers' certificates for a unix socket": (
+        lambda place: place.settings({"worker_tls": place.tls}),
+        "listen.worker_tls is for TCP",
+    ),
+    "workers from everywhere": (listening(workers=EVERYWHERE), "give it certificates by [listen.worker_tls]"),
+    "insecurely workers from everywhere": (listening(workers=EVERYWHERE, insecure=True), "[listen.worker_tls]"),
+    "a worker's token that others read": (worker_token(0o644), "close it with: chmod 600"),
     "a bare port": (listening(callers=":8080", insecure=True), "write unix:/path/to/socket or 127.0.0.1:port"),
+    "an IPv6 address without brackets": (listening(callers="::1:8080", insecure=True), "or [::1]:port"),
+    "a port that there is not": (listening(callers="127.0.0.1:70000", insecure=True), "the last is 65535"),
     "a path over the system's limit": (listening(callers=TOO_LONG), "107 bytes"),
     "a state directory that others see": (open_state, "chmod 700"),
+    "a state directory open to a group": (state_for_a_group_that_has_no_socket, "chmod 700"),
     "a file in place of a socket": (file_in_the_way, "name another path to listen at"),
+    "a socket that others could replace": (socket_where_others_write, "in a directory of its own, such as unix:"),
+    "a group that is not there": (listening(socket_group="no-such-group"), "name one there is, or its number"),
+    "a group that cannot get there": (way_that_is_closed_to_the_group, "is closed to it"),
+    "two groups in one directory": (two_groups_in_one_directory, "name sockets in two directories"),
+    "a token that others read": (token(TOKEN, 0o604), "close it with: chmod 600"),
+    "a token that a group reads": (token(TOKEN, 0o640), "close it with: chmod 600"),
+    "a token that others write": (token(TOKEN, 0o602), "close it with: chmod 600"),
+    "no token": (lambda place: place.with_token(place.directory / "none.token"), "cannot be read: No such file"),
+    "an empty token": (token("  \n"), "is empty; put a random one in it"),
+    "a short token": (token("secret"), "has a token under 16 characters"),
+    "a token of no ASCII": (token("ein-Schlüssel-für-alles"), "is no text of ASCII"),
+    "a token of two callers": (same_token_twice, "give each one of its own"),
+    "a key that a group reads": (readable_key, "close it with: chmod 600"),
+    "no key": (lambda place: place.with_tls(key=place.directory / "none"), "The key of listen.caller_tls"),
+    "a key of another certificate": (
+        lambda place: place.with_tls(key=place.authority.issue("other").key),
+        "name two that belong together",
+    ),
+    "a key that is none": (lambda place: place.with_tls(key=place.token), "holds no private key in PEM"),
+    "a key with a password": (
+        lambda place: place.with_tls(**place.authority.issue("other", password=b"secret")._asdict()),
+        "is encrypted",
+    ),
+    "no certificate": (
+        lambda place: place.with_tls(certificate=place.directory / "none"),
+        "listen.caller_tls.certificate",
+    ),
+    "a certificate that is none": (lambda place: place.with_tls(certificate=place.token), "no certificate in PEM"),
+    "no authority": (lambda place: place.with_tls(client_ca=place.directory / "none"), "listen.caller_tls.client_ca"),
+    "an authority that is none": (lambda place: place.with_tls(client_ca=place.token), "no certificate in PEM"),
 }
 
 
@@ -62,7 +206,7 @@ def listening_at(directory: Path) -> list[object]:
 @pytest.mark.parametrize("case", UNSAFE)
 async def test_guarantee_14_unsafe_listeners_are_refused_with_the_fix(tmp_path: Path, case: str) -> None:
     make, fix = UNSAFE[case]
-    settings = make(tmp_path)
+    settings = make(Place(tmp_path))
     with pytest.raises(BaseException) as refused:  # noqa: PT011  # looked at below, in whatever group it comes
         async with asyncio.timeout(PATIENCE):
             await serve(lambda: settings)
@@ -71,6 +215,7 @@ async def test_guarantee_14_unsafe_listeners_are_refused_with_the_fix(tmp_path: 
         (error,) = error.exceptions
     assert isinstance(error, ConfigRefused)
     assert fix in str(error)
+    assert TOKEN not in str(error)
     assert not listening_at(tmp_path)
 
 
@@ -97,4 +242,21 @@ async def test_guarantee_14_the_program_ends_and_says_so(tmp_path: Path, command
             await process.wait()
     assert process.returncode == 2
     assert not said
-    assert told.startswith(b"0.0.0.0:0 is not on loopback, where anyone could connect; use a unix socket.\n")
+    assert told.startswith(b"0.0.0.0:0 is not on loopback, where anyone could connect: give it certificates by ")
+
+
+@on_unix
+async def test_guarantee_14_who_shows_nothing_is_not_served(tmp_path: Path) -> None:
+    place = Listeners(tmp_path)
+    for settings, shown, code in (
+        (place.by_token(), None, grpc.StatusCode.UNAUTHENTICATED),
+        # It is the connection that does not come to be.
+        (place.by_certificate(), Shown(place.authority.ca, None), grpc.StatusCode.UNAVAILABLE),
+    ):
+        host = Listening(settings)
+        await host.open()
+        try:
+            for token in (None, "token-of-nobody-0123456789"):
+                assert (await host.refuses(token, shown)).code() is code
+        finally:
+            await host.aclose()

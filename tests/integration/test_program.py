@@ -122,7 +122,7 @@ def test_every_mistake_is_named_at_once_each_with_its_line(tmp_path: Path) -> No
     for command in ("check", "serve"):
         done = pillion(command, "--config", str(config), environment={"PILLION__STATE_DIR": "5"})
         assert (done.returncode, done.stdout) == (2, "")
-        settings = "limits, listen, log, metrics, state_dir, tracing, worker"
+        settings = "allow, limits, listen, log, metrics, state_dir, tracing, worker"
         assert done.stderr.splitlines() == [
             f"{config}:1: colour is not a setting; here there are {settings}.",
             f"{config}:3: listen.caller is not a setting; did you mean callers?",
@@ -141,8 +141,8 @@ def test_what_only_a_look_at_the_machine_can_tell_is_named_at_once(tmp_path: Pat
     done = pillion("check", "--config", str(config))
     assert (done.returncode, done.stdout) == (2, "")
     *mistakes, warning = done.stderr.splitlines()
+    assert mistakes.pop(0).startswith("0.0.0.0:80 is not on loopback, where anyone could connect: give it certificates")
     assert mistakes == [
-        "0.0.0.0:80 is not on loopback, where anyone could connect; use a unix socket.",
         "There is no user nobody-of-this-name for worker a; name one there is.",
         "The command of worker a, no-such-program-of-anybody, is not there or cannot be run.",
         f"The token file of worker b, {tmp_path}/none.token, cannot be read; put a random text in it.",

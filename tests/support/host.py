@@ -20,7 +20,7 @@ from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
 from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.doors.callers import CallerHost
-from sidecar.policy import LocalPolicy
+from sidecar.policy import StaticPolicy
 from sidecar.scope import Principal, local_principal
 from sidecar.serving import serve
 from sidecar.telemetry import Counters
@@ -118,7 +118,7 @@ class MemoryHost:
         self.counts = Counters()
         grants = [Grant.of(name, tools, token_of(name)) for name, tools in setup.sets.items()]
         self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts)
-        policy = LocalPolicy((self.principal.name, _ANYONE.name))
+        policy = StaticPolicy((self.principal.name, _ANYONE.name))
         self.pipeline = Pipeline(
             self.catalogue,
             policy,

@@ -25,6 +25,18 @@ CHANNEL_OPTIONS = (
 )
 
 
+def channel_to(target: str, shown: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel, with certificates if some are shown."""
+    if shown is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(target, shown, options=CHANNEL_OPTIONS)
+
+
+def bearing(token: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata that shows a token."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
 class End(NamedTuple):
     """How a stream ended, as its peer sees it."""
 
@@ -113,10 +125,12 @@ class MemoryLink:
 class GrpcLink:
     """One RPC on a channel of its own, over bare bytes."""
 
-    def __init__(self, target: str, method: str) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(
+        self, target: str, method: str, *, token: str | None = None, shown: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self._channel = channel_to(target, shown)
         # No serialisers: messages are bytes both ways.
-        self._call: Any = self._channel.stream_stream(method)(wait_for_ready=True)
+        self._call: Any = self._channel.stream_stream(method)(wait_for_ready=True, metadata=bearing(token))
 
     async def read(self) -> bytes | None:
         try:

@@ -10,6 +10,8 @@ from google.protobuf.descriptor import EnumDescriptor
 from pydantic import BaseModel
 
 from bench.figures import FIGURES
+from pillion import errors
+from sidecar import cli
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -18,7 +20,9 @@ from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.call import CallState
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
-from sidecar.config import Listen, Log, Metrics, Settings, Tracing, Worker
+from sidecar.cli import call
+from sidecar.cli.main import BROKEN_PIPE, USAGE
+from sidecar.config import Allow, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -26,6 +30,7 @@ from tests.support.documents import ROOT, anchors, blocks, lines, links, table
 
 PROTOCOL = "docs/protocol.md"
 README = "README.md"
+CONFIGURE = "docs/configure.md"
 CALLS, STREAMS = "Frames of a call", "Frames of the stream"
 CAUSES = "Cause, invoked, effects"
 BODIES = {field.name for field in Frame.DESCRIPTOR.oneofs_by_name["body"].fields}
@@ -178,27 +183,99 @@ def test_every_rpc_is_told() -> None:
     assert [row["RPC"] for row in table(PROTOCOL, "RPCs")] == methods
 
 
+# --- guides
+
+
+def test_every_kind_of_failure_has_its_class_and_its_advice() -> None:
+    rows = table("docs/call-a-tool.md", "Failures")
+    assert [row["Kind"] for row in rows] == KINDS
+    for row in rows:
+        raised = getattr(errors, row["Class"])
+        assert raised.kind.name == row["Kind"]
+        assert row["What to do"]
+
+
+def test_every_exit_code_of_a_call_is_told() -> None:
+    told = {row["Exit code"] for row in table("docs/call-a-tool.md", "From a shell")}
+    codes = {0, call.TOOL_ERROR, USAGE, call.INTERRUPTED, BROKEN_PIPE}
+    assert told == {*map(str, codes), f"{call.FIRST_FAILURE} and more"}
+    assert call.FIRST_FAILURE + FailureKind.FAILURE_KIND_TIMEOUT == 20
+
+
 # --- settings
 
 
 @pytest.mark.parametrize(("heading", "kind"), [("calls", CallLimits), ("wire", WireLimits), ("workers", WorkerLimits)])
-def test_the_readme_has_every_limit_with_its_default(heading: str, kind: type) -> None:
-    told = {row["Setting"]: row["Default"].replace(",", "") for row in table(README, f"[limits.{heading}]")}
+def test_every_limit_is_told_with_its_default(heading: str, kind: type) -> None:
+    told = {row["Setting"]: row["Default"].replace(",", "") for row in table(CONFIGURE, f"[limits.{heading}]")}
     defaults = kind()
     assert told == {field.name: f"{getattr(defaults, field.name):.10g}" for field in fields(kind)}
 
 
-def test_the_readme_has_every_other_setting() -> None:
-    told = {row["Setting"] for row in table(README, "Settings")}
-    sections: dict[str, type[BaseModel]] = {
-        "listen": Listen,
-        "worker": Worker,
-        "log": Log,
-        "metrics": Metrics,
-        "tracing": Tracing,
+SECTIONS: dict[str, type[BaseModel]] = {
+    "[listen]": Listen,
+    "[listen.caller_tls]": Tls,
+    "[[allow]]": Allow,
+    "[[worker]]": Worker,
+    "[log]": Log,
+    "[metrics]": Metrics,
+    "[tracing]": Tracing,
+}
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_setting_is_told_with_its_default(heading: str) -> None:
+    rows = table(CONFIGURE, heading)
+    fields_of_section = SECTIONS[heading].model_fields
+    assert [row["Setting"] for row in rows] == sorted(fields_of_section, key=[row["Setting"] for row in rows].index)
+    for row in rows:
+        field = fields_of_section[row["Setting"]]
+        assert (row["Default"] == "required") is field.is_required(), row
+        if isinstance(field.default, bool):
+            assert row["Default"] == str(field.default).lower()
+        elif isinstance(field.default, int | float):
+            assert row["Default"] == f"{field.default:g}"
+        assert row["What it is"].endswith(".")
+
+
+def test_every_section_is_told() -> None:
+    told = {heading.strip("[]").partition(".")[0] for heading in SECTIONS} | {"limits"}
+    assert {row["Setting"] for row in table(CONFIGURE, "Top of the file")} | told == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("number", range(len(blocks(CONFIGURE, "toml"))))
+def test_every_example_of_settings_can_be_used(tmp_path: Path, number: int) -> None:
+    file = tmp_path / "pillion.toml"
+    file.write_text(blocks(CONFIGURE, "toml")[number].text)
+    read(file, {"HOME": "/home/someone"})
+
+
+def test_the_variables_of_commands_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["calls", "--help"])
+    helped = capsys.readouterr().out
+    flags = set(re.findall(r"^ +(--[a-z-]+) ", helped, re.MULTILINE)) - {"--config", "--json"}
+    variables = set(re.findall(r"\$(PILLION_[A-Z_]+)", helped))
+    rows = table(CONFIGURE, "Variables of commands")
+    assert {(row["Flag"], row["Variable"]) for row in rows} == {
+        (flag, f"PILLION_{flag.removeprefix('--').replace('-', '_').upper()}") for flag in flags
     }
-    known = {f"{section}.{name}" for section, model in sections.items() for name in model.model_fields}
-    assert told == known | set(Settings.model_fields) - {*sections, "limits"}
+    assert {row["Variable"] for row in rows} == variables
+
+
+def test_the_variables_of_settings_are_told() -> None:
+    variables = set(re.findall(r"PILLION__[A-Z_]+", (ROOT / CONFIGURE).read_text("utf-8")))
+    environment = {
+        "HOME": "/home/someone",
+        "PILLION__METRICS__LISTEN": "127.0.0.1:0",
+        "PILLION__METRICS__PUBLIC": "true",
+    }
+    environment |= {"PILLION__LISTEN__CALLERS": "unix:/x", "PILLION__LISTEN__CALLER_TOKENS__BACKEND": "/token"}
+    environment |= {"PILLION__LISTEN__OPERATORS": '["token:ops"]'}
+    assert variables <= set(environment)
+    settings = read(None, environment)
+    assert settings.listen.operators == {"token:ops"}
+    assert settings.listen.caller_tokens == {"backend": Path("/token")}
 
 
 # --- guarantees and figures
@@ -272,3 +349,16 @@ def test_the_architecture_names_every_room() -> None:
     assert rooms - {"_gen/"} <= told
     for room in told:
         assert Path(ROOT, "sidecar", room).exists(), room
+
+
+@pytest.mark.parametrize(
+    ("caller", "most"),
+    [
+        ("python/examples/bare/caller.py", 40),
+        ("go/examples/bare/caller/main.go", 80),
+        ("rust/examples/bare/main.rs", 80),
+        ("typescript/examples/bare/caller.ts", 80),
+    ],
+)
+def test_a_caller_without_an_sdk_is_short(caller: str, most: int) -> None:
+    assert len((ROOT / "clients" / caller).read_text().splitlines()) < most

@@ -263,9 +263,9 @@ def test_no_secret_of_the_settings_is_in_what_they_print(tmp_path: Path) -> None
             "worker": [started.model_dump(exclude_none=True), attached.model_dump(exclude_none=True)],
         }
     )
-    launch = launch_of(started)
+    launch = launch_of(started, settings)
     assert launch.command.environment["API_KEY"] == "a-canary-value"
-    printed = f"{settings!r} {settings} {launch!r} {launch.command!r} {grant_of(attached)!r}"
+    printed = f"{settings!r} {settings} {launch!r} {launch.command!r} {grant_of(attached, settings)!r}"
     assert "a-canary" not in printed
 
 

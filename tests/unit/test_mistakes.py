@@ -9,6 +9,12 @@ from sidecar.config import ConfigRefused, Layer, Settings, read
 from sidecar.mistakes import Lines, dotted
 
 HOME = {"HOME": "/home/someone"}
+ALLOW = "[[allow]]\nprincipal = '*'\ntools = ['*']\n"
+MODE = (
+    'must be "0600", or "0660" for a group as well: to everybody else a socket stays closed; name a group with '
+    "socket_group."
+)
+PRINCIPAL = "a principal is written token:NAME, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *."
 WORKER = '[[worker]]\nname = "main"\ntoken_file = "main.token"\n'
 
 
@@ -74,7 +80,10 @@ def test_no_file_is_needed() -> None:
     [
         (
             "colour = 1\n",
-            "1: colour is not a setting; here there are limits, listen, log, metrics, state_dir, tracing, worker.",
+            (
+                "1: colour is not a setting; here there are allow, limits, listen, log, metrics, state_dir, tracing, "
+                "worker."
+            ),
         ),
         ("\n# the state\nstat_dir = 'a'\n", "3: stat_dir is not a setting; did you mean state_dir?"),
         ("[listen]\ncaller = 'a'\n", "2: listen.caller is not a setting; did you mean callers?"),
@@ -119,6 +128,46 @@ def test_no_file_is_needed() -> None:
         ("[limits.calls]\ntimeout = inf\n", "2: limits.calls.timeout must be a positive number."),
         ("[limits.calls]\ntimeout = '5'\n", "2: limits.calls.timeout must be a positive number."),
         ("[limits.wire]\nmessage_frames = 1.5\n", "2: limits.wire.message_frames must be a whole number."),
+        (
+            "[listen]\ncaller_tokens = 'backend.token'\n",
+            (
+                "2: listen.caller_tokens must be a table of callers and their token files, such as "
+                '{ backend = "backend.token" }.'
+            ),
+        ),
+        (
+            "[listen.caller_tokens]\n'a b' = 'a.token'\n",
+            "1: listen.caller_tokens.a b must be 1 to 64 letters, digits, hyphens and underscores.",
+        ),
+        ("[listen.caller_tokens]\na = 1\n", "2: listen.caller_tokens.a must be a path in quotes."),
+        (
+            "[listen.caller_tls]\ncertificate = 'a'\nkey = 'b'\n",
+            "1: listen.caller_tls.client_ca is required and not there.",
+        ),
+        ("[listen]\nsocket_mode = '0666'\n", f"2: listen.socket_mode {MODE}"),
+        ("[listen]\nsocket_mode = 0o660\n", f"2: listen.socket_mode {MODE}"),
+        (
+            "[listen]\nsocket_mode = '0600'\nsocket_group = 'a'\n",
+            '1: listen names a group, which socket_mode "0600" keeps out; leave socket_mode away.',
+        ),
+        ("[listen]\noperators = ['a']\n", f"2: listen.operators has one that is none: {PRINCIPAL[:-6]}."),
+        (ALLOW.replace("*", "a", 1), f"2: allow[1].principal is no principal: {PRINCIPAL}"),
+        (ALLOW.replace("*", "spiffe://a*", 1), f"2: allow[1].principal is no principal: {PRINCIPAL}"),
+        (
+            ALLOW.replace("*", "token:a", 1),
+            "2: allow[1].principal is no caller with a token; name its token file in listen.caller_tokens.",
+        ),
+        (
+            "listen.caller_tokens.backend = 'a'\n" + ALLOW.replace("*", "token:backand", 1),
+            "3: allow[1].principal is no caller with a token; did you mean token:backend?",
+        ),
+        ("[[allow]]\nprincipal = '*'\n", "1: allow[1].tools is required and not there."),
+        (ALLOW + "tenant = ['a']\n", "4: allow[1].tenant is not a setting; did you mean tenants?"),
+        (ALLOW + "tenants = []\n", "4: allow[1].tenants must not be empty."),
+        (
+            ALLOW + "subjects = ['a*b']\n",
+            "4: allow[1].subjects has a * that is not at an end, where it stands for any text.",
+        ),
         ("[limits.wirde]\n", "1: limits.wirde is not a setting; did you mean wire?"),
     ],
 )

@@ -173,7 +173,7 @@ type CallSummary struct {
 	Age *durationpb.Duration `protobuf:"bytes,7,opt,name=age,proto3" json:"age,omitempty"`
 	// How long it may still run. Always set.
 	Remaining *durationpb.Duration `protobuf:"bytes,8,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// How many reports it sent.
+	// How many reports it sent. Unset: 0.
 	Reports uint64 `protobuf:"varint,9,opt,name=reports,proto3" json:"reports,omitempty"`
 	// The person's line of its newest report. Unset: it sent none.
 	Line          *string `protobuf:"bytes,10,opt,name=line,proto3,oneof" json:"line,omitempty"`
@@ -339,9 +339,9 @@ func (x *ListCallsRequest) GetLimit() uint32 {
 // ListCalls: the calls.
 type ListCallsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Oldest first.
+	// Oldest first. Empty: none.
 	Calls []*CallSummary `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
-	// How many there are in all.
+	// How many there are in all. Unset: 0.
 	Total         uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -446,9 +446,9 @@ type WatchCallsResponse struct {
 	Call *CallSummary `protobuf:"bytes,2,opt,name=call,proto3" json:"call,omitempty"`
 	// When, in nanoseconds since the Unix epoch. Always set.
 	TimeUnixNano uint64 `protobuf:"fixed64,3,opt,name=time_unix_nano,json=timeUnixNano,proto3" json:"time_unix_nano,omitempty"`
-	// How it ended. Only with ENDED, where it failed.
+	// How it ended. Only with ENDED, where it failed. Unset: it did not.
 	Failure FailureKind `protobuf:"varint,4,opt,name=failure,proto3,enum=pillion.v1.FailureKind" json:"failure,omitempty"`
-	// Why it was asked to stop. Only with CANCELLED.
+	// Why it was asked to stop. Only with CANCELLED. Unset: it was not.
 	Reason CancelReason `protobuf:"varint,5,opt,name=reason,proto3,enum=pillion.v1.CancelReason" json:"reason,omitempty"`
 	// How many events were lost just before this one to a slow reader. 0: none.
 	Lost          uint64 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`
@@ -577,7 +577,7 @@ func (x *CancelCallRequest) GetExecutionId() string {
 // CancelCall: whether it ran.
 type CancelCallResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether there was such a call to cancel.
+	// Whether there was such a call to cancel. Unset: no.
 	Found         bool `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -669,7 +669,7 @@ func (x *ShutdownRequest) GetGrace() *durationpb.Duration {
 // Shutdown: begun.
 type ShutdownResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many calls were running.
+	// How many calls were running. Unset: 0.
 	Running       uint32 `protobuf:"varint,1,opt,name=running,proto3" json:"running,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -353,7 +353,7 @@ type ArtifactMeta struct {
 	CreatedUnixNano uint64 `protobuf:"fixed64,9,opt,name=created_unix_nano,json=createdUnixNano,proto3" json:"created_unix_nano,omitempty"`
 	// Which call made it. Unset: not made in a call. Set by the sidecar.
 	Origin *ArtifactOrigin `protobuf:"bytes,10,opt,name=origin,proto3" json:"origin,omitempty"`
-	// The artifacts it was made from, proven to be in the same scope. At most 64.
+	// The artifacts it was made from, proven to be in the same scope. At most 64. Empty: none.
 	Parents       []string `protobuf:"bytes,11,rep,name=parents,proto3" json:"parents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -479,7 +479,8 @@ type ArtifactInput struct {
 	Digest bool `protobuf:"varint,4,opt,name=digest,proto3" json:"digest,omitempty"`
 	// How long to keep it. Unset: as long as the store does. Must be positive.
 	ExpiresIn *durationpb.Duration `protobuf:"bytes,5,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
-	// The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are not.
+	// The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are
+	// not. Empty: none.
 	Parents       []string `protobuf:"bytes,6,rep,name=parents,proto3" json:"parents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -965,7 +966,7 @@ type DeleteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whom it is for. Unset: the caller principal alone.
 	Scope *ScopeFacts `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
-	// The reference. Any string is agreed to.
+	// The reference. Any string is agreed to. Unset: agreed to as well.
 	Reference     string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1119,7 +1120,7 @@ func (x *ListRequest) GetLimit() uint32 {
 // List: a page, never payloads.
 type ListResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Newest first.
+	// Newest first. Empty: none.
 	Artifacts []*ArtifactMeta `protobuf:"bytes,1,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
 	// Where to go on. Unset: there is no more.
 	Cursor        *string `protobuf:"bytes,2,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`

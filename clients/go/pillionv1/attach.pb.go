@@ -26,7 +26,7 @@ const (
 // A batch of frames from a worker. At most `Limits.max_message_bytes`.
 type AttachRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The frames, handled in order.
+	// The frames, handled in order. Empty: nothing happens.
 	Frames        []*Frame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -72,7 +72,7 @@ func (x *AttachRequest) GetFrames() []*Frame {
 // A batch of frames to a worker.
 type AttachResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The frames, in order.
+	// The frames, in order. Never empty.
 	Frames        []*Frame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

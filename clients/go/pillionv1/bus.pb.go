@@ -196,7 +196,7 @@ type BusGuarantees struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of deliveries and jobs. Always set by the sidecar.
 	Delivery DeliveryGuarantee `protobuf:"varint,1,opt,name=delivery,proto3,enum=pillion.v1.DeliveryGuarantee" json:"delivery,omitempty"`
-	// Whether what is stored survives a crash of the sidecar. Set by the sidecar.
+	// Whether what is stored survives a crash of the sidecar. Set by the sidecar. Unset: no.
 	Durable       bool `protobuf:"varint,2,opt,name=durable,proto3" json:"durable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -249,7 +249,7 @@ func (x *BusGuarantees) GetDurable() bool {
 // One stored value.
 type KvEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The value.
+	// The value. Empty: an empty value.
 	Value []byte `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
 	// Its revision: opaque, compared for equality only, never used again. Always set by the sidecar.
 	Revision string `protobuf:"bytes,2,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -516,7 +516,7 @@ type KvPut struct {
 	Bucket string `protobuf:"bytes,2,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The key. Required.
 	Key string `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
-	// The value. At most `Limits.max_inline_bytes`.
+	// The value. At most `Limits.max_inline_bytes`. Empty: an empty value.
 	Value []byte `protobuf:"bytes,4,opt,name=value,proto3" json:"value,omitempty"`
 	// What must be there. Unset: anything.
 	Expectation *KvExpectation `protobuf:"bytes,5,opt,name=expectation,proto3" json:"expectation,omitempty"`
@@ -720,7 +720,7 @@ func (x *KvDelete) GetExpectation() *KvExpectation {
 // A value is not there any more.
 type KvDeleted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether there was one.
+	// Whether there was one. Unset: no.
 	Existed       bool `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -848,7 +848,7 @@ func (x *KvKeys) GetLimit() uint32 {
 // A page of keys.
 type KvKeyPage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In order. A key present throughout the walk is never skipped.
+	// In order. A key present throughout the walk is never skipped. Empty: none.
 	Keys []string `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Where to go on. Unset: there is no more.
 	Cursor        *string `protobuf:"bytes,2,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`
@@ -1200,9 +1200,10 @@ type Publish struct {
 	Level BusLevel `protobuf:"varint,1,opt,name=level,proto3,enum=pillion.v1.BusLevel" json:"level,omitempty"`
 	// The subject: tokens of `[a-zA-Z0-9_-]+` joined by dots, no wildcard. Required. At most 256 bytes.
 	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
-	// The payload. At most `Limits.max_inline_bytes`.
+	// The payload. At most `Limits.max_inline_bytes`. Empty: an empty one.
 	Payload []byte `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
 	// Headers, single-valued. `pillion-` and trace headers are stamped by the sidecar and ignored here. At most 4 KiB.
+	// Empty: none.
 	Headers       map[string]string `protobuf:"bytes,4,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1511,9 +1512,9 @@ type JobEnqueue struct {
 	Level BusLevel `protobuf:"varint,1,opt,name=level,proto3,enum=pillion.v1.BusLevel" json:"level,omitempty"`
 	// The queue, `[a-z0-9-]{1,64}`. Required.
 	Queue string `protobuf:"bytes,2,opt,name=queue,proto3" json:"queue,omitempty"`
-	// The payload. At most `Limits.max_inline_bytes`.
+	// The payload. At most `Limits.max_inline_bytes`. Empty: an empty one.
 	Payload []byte `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
-	// Headers, single-valued. At most 4 KiB.
+	// Headers, single-valued. At most 4 KiB. Empty: none.
 	Headers map[string]string `protobuf:"bytes,4,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// A second job with the same key in the same queue is the first one. Unset: none.
 	DedupKey *string `protobuf:"bytes,5,opt,name=dedup_key,json=dedupKey,proto3,oneof" json:"dedup_key,omitempty"`
@@ -1609,7 +1610,7 @@ type JobEnqueued struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id. Always set.
 	Job string `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// Whether it was there already; nothing was queued then.
+	// Whether it was there already; nothing was queued then. Unset: no.
 	Duplicate     bool `protobuf:"varint,2,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1739,11 +1740,11 @@ type JobClaimed struct {
 	Claim *string `protobuf:"bytes,1,opt,name=claim,proto3,oneof" json:"claim,omitempty"`
 	// The job's id. Unset: the queue is empty.
 	Job *string `protobuf:"bytes,2,opt,name=job,proto3,oneof" json:"job,omitempty"`
-	// The payload.
+	// The payload. Empty: an empty one.
 	Payload []byte `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
-	// The headers.
+	// The headers. Empty: none.
 	Headers map[string]string `protobuf:"bytes,4,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Which attempt this is, counted at claim from 1.
+	// Which attempt this is, counted at claim from 1. Always set.
 	Attempt       uint32 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2072,11 +2073,11 @@ type DeliveredMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The concrete subject. Always set.
 	Subject string `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"`
-	// The payload.
+	// The payload. Empty: an empty one.
 	Payload []byte `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`
-	// The headers, with those that the sidecar stamped.
+	// The headers, with those that the sidecar stamped. Empty: none.
 	Headers map[string]string `protobuf:"bytes,3,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Which attempt this is, from 1.
+	// Which attempt this is, from 1. Always set.
 	Attempt       uint32 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -96,9 +96,9 @@ func (StreamErrorReason) EnumDescriptor() ([]byte, []int) {
 // A protocol version.
 type ProtocolVersion struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Breaking changes.
+	// Breaking changes. Unset: 1 in a hello.
 	Major uint32 `protobuf:"varint,1,opt,name=major,proto3" json:"major,omitempty"`
-	// Additions.
+	// Additions. Unset: 0.
 	Minor         uint32 `protobuf:"varint,2,opt,name=minor,proto3" json:"minor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -231,7 +231,7 @@ type CallerHello struct {
 	Minimum *ProtocolVersion `protobuf:"bytes,1,opt,name=minimum,proto3" json:"minimum,omitempty"`
 	// The newest version spoken. Unset: 1.0.
 	Maximum *ProtocolVersion `protobuf:"bytes,2,opt,name=maximum,proto3" json:"maximum,omitempty"`
-	// Features known, by name. An unknown one is ignored.
+	// Features known, by name. An unknown one is ignored. Empty: none.
 	Features []string `protobuf:"bytes,3,rep,name=features,proto3" json:"features,omitempty"`
 	// JSON-RPC methods that this caller answers, such as `elicitation/create`. Empty: none.
 	CanAnswer []string `protobuf:"bytes,4,rep,name=can_answer,json=canAnswer,proto3" json:"can_answer,omitempty"`
@@ -315,7 +315,7 @@ type HostHello struct {
 	Version *ProtocolVersion `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// What the caller may send. Always set.
 	Limits *Limits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
-	// Features in use, by name.
+	// Features in use, by name. Empty: none.
 	Features []string `protobuf:"bytes,3,rep,name=features,proto3" json:"features,omitempty"`
 	// The id of this sidecar process. Always set.
 	InstanceId    string `protobuf:"bytes,4,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -644,7 +644,7 @@ type Started struct {
 	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
 	// The handle to follow a detachable call with. Unset: not detachable. Secret.
 	Ticket *string `protobuf:"bytes,4,opt,name=ticket,proto3,oneof" json:"ticket,omitempty"`
-	// Whether this call joined or replays an earlier one with the same idempotency key.
+	// Whether this call joined or replays an earlier one with the same idempotency key. Unset: no.
 	Joined        bool `protobuf:"varint,5,opt,name=joined,proto3" json:"joined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -823,7 +823,7 @@ type TeardownRegistered struct {
 	KeyDigest string `protobuf:"bytes,2,opt,name=key_digest,json=keyDigest,proto3" json:"key_digest,omitempty"`
 	// A name for people. Unset: none.
 	Label *string `protobuf:"bytes,3,opt,name=label,proto3,oneof" json:"label,omitempty"`
-	// Whether it stood already.
+	// Whether it stood already. Unset: no.
 	Reused        bool `protobuf:"varint,4,opt,name=reused,proto3" json:"reused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1035,7 +1035,7 @@ type Consent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The service. Always set.
 	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
-	// Where the person authorises it. Secret: a bearer capability, for the person alone.
+	// Where the person authorises it. Secret: a bearer capability, for the person alone. Always set.
 	Url           string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

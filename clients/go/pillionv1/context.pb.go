@@ -569,7 +569,8 @@ func (*WantedArtifact_TransferToken) isWantedArtifact_Payload() {}
 // empty differ.
 type WantedArtifacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten.
+	// Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten. Empty: none was
+	// redeemed.
 	Arguments     map[string]*WantedArtifact `protobuf:"bytes,1,rep,name=arguments,proto3" json:"arguments,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -919,7 +920,7 @@ func (x *BasicCredential) GetPassword() string {
 // Headers to send as they are.
 type HeadersCredential struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Header name to value. Values are secret. Set by the sidecar.
+	// Header name to value. Values are secret. Set by the sidecar. Never empty.
 	Headers       map[string]string `protobuf:"bytes,1,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -965,7 +966,7 @@ func (x *HeadersCredential) GetHeaders() map[string]string {
 // Named values that a provider defines.
 type CustomCredential struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name to value. Values are secret. Set by the sidecar.
+	// Name to value. Values are secret. Set by the sidecar. Never empty.
 	Values        map[string][]byte `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1012,7 +1013,7 @@ func (x *CustomCredential) GetValues() map[string][]byte {
 // declared) and empty differ.
 type PushedCredentials struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Service to credential. Secret. Set by the sidecar.
+	// Service to credential. Secret. Set by the sidecar. Empty: none is needed.
 	Services      map[string]*Credential `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1059,7 +1060,7 @@ func (x *PushedCredentials) GetServices() map[string]*Credential {
 // to a caller, empty that there is one which answers nothing.
 type AnswerableRequests struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared.
+	// JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared. Empty: none.
 	Methods       []string `protobuf:"bytes,1,rep,name=methods,proto3" json:"methods,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1154,6 +1155,7 @@ type Resume struct {
 	// The state the tool paused with. Empty: it kept none. Set by the sidecar; at most 64 KiB.
 	State []byte `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
 	// The caller's answer to the pause, one JSON value. Set by the caller, not trusted. At most `Limits.max_frame_bytes`.
+	// Empty: none.
 	Answer        []byte `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1234,13 +1236,13 @@ type ToolContext struct {
 	IdleTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	// Which teardown scopes may be registered. Unset: this door has no teardown. Set by the sidecar.
 	TeardownScopes *TeardownScopes `protobuf:"bytes,12,opt,name=teardown_scopes,json=teardownScopes,proto3" json:"teardown_scopes,omitempty"`
-	// One key for each scope whose fact this call has. Set by the sidecar.
+	// One key for each scope whose fact this call has. Set by the sidecar. Empty: none.
 	SessionKeys []*SessionKey `protobuf:"bytes,13,rep,name=session_keys,json=sessionKeys,proto3" json:"session_keys,omitempty"`
-	// Whether any credential provider is configured for this worker. Set by the sidecar.
+	// Whether any credential provider is configured for this worker. Set by the sidecar. Unset: no.
 	HasCredentials bool `protobuf:"varint,14,opt,name=has_credentials,json=hasCredentials,proto3" json:"has_credentials,omitempty"`
 	// The credentials of the tool's declared `needs`. Unset: none were declared. Secret. Set by the sidecar.
 	Credentials *PushedCredentials `protobuf:"bytes,15,opt,name=credentials,proto3" json:"credentials,omitempty"`
-	// Whether an artifact store is configured. Set by the sidecar.
+	// Whether an artifact store is configured. Set by the sidecar. Unset: no.
 	HasArtifacts bool `protobuf:"varint,16,opt,name=has_artifacts,json=hasArtifacts,proto3" json:"has_artifacts,omitempty"`
 	// The redeemed `wants`. Unset: none were declared, or none of their arguments sent. Set by the sidecar.
 	Wanted *WantedArtifacts `protobuf:"bytes,17,opt,name=wanted,proto3" json:"wanted,omitempty"`
@@ -1254,7 +1256,7 @@ type ToolContext struct {
 	Attempt uint32 `protobuf:"varint,21,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// The catalogue generation the call is pinned to. Always set by the sidecar.
 	Generation uint64 `protobuf:"varint,22,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar.
+	// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no.
 	HasBus        bool `protobuf:"varint,23,opt,name=has_bus,json=hasBus,proto3" json:"has_bus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -27,7 +27,7 @@ const (
 // A batch of frames from a caller. At most `Limits.max_message_bytes`.
 type ExecuteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The frames, handled in order.
+	// The frames, handled in order. Empty: nothing happens.
 	Frames        []*Frame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -73,7 +73,7 @@ func (x *ExecuteRequest) GetFrames() []*Frame {
 // A batch of frames to a caller.
 type ExecuteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The frames, in order.
+	// The frames, in order. Never empty.
 	Frames        []*Frame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -119,7 +119,8 @@ func (x *ExecuteResponse) GetFrames() []*Frame {
 // Call: what to run.
 type CallRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As on a stream. `detachable` is refused: there is nothing to follow it on.
+	// As on a stream. `detachable` is refused: there is nothing to follow it on. Unset: no tool is named, which is
+	// refused.
 	Start         *Start `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -266,7 +267,7 @@ func (x *ListToolsRequest) GetIdentity() *Identity {
 // ListTools: the tools.
 type ListToolsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By name, in order.
+	// By name, in order. Empty: none.
 	Tools []*ToolDescriptor `protobuf:"bytes,1,rep,name=tools,proto3" json:"tools,omitempty"`
 	// The generation of the catalogue they were read from. Always set.
 	Generation    uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -367,7 +368,7 @@ func (x *WatchToolsRequest) GetIdentity() *Identity {
 // WatchTools: the tools, whole, whenever they change; the first at once.
 type WatchToolsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By name, in order.
+	// By name, in order. Empty: none.
 	Tools []*ToolDescriptor `protobuf:"bytes,1,rep,name=tools,proto3" json:"tools,omitempty"`
 	// The generation of the catalogue they were read from. Always set; increases.
 	Generation    uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -467,7 +468,7 @@ type GetInfoResponse struct {
 	Maximum *ProtocolVersion `protobuf:"bytes,3,opt,name=maximum,proto3" json:"maximum,omitempty"`
 	// What callers may send. Always set.
 	Limits *Limits `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
-	// Features, by name.
+	// Features, by name. Empty: none.
 	Features []string `protobuf:"bytes,5,rep,name=features,proto3" json:"features,omitempty"`
 	// The id of this sidecar process. Always set.
 	InstanceId string `protobuf:"bytes,6,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -673,11 +674,11 @@ func (*EndScopeRequest_SessionId) isEndScopeRequest_Scope() {}
 // EndScope: what was torn down.
 type EndScopeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many teardowns fired.
+	// How many teardowns fired. Unset: 0.
 	Fired uint32 `protobuf:"varint,1,opt,name=fired,proto3" json:"fired,omitempty"`
-	// How many of them failed or timed out.
+	// How many of them failed or timed out. Unset: 0.
 	Failed uint32 `protobuf:"varint,2,opt,name=failed,proto3" json:"failed,omitempty"`
-	// How many running calls were cancelled.
+	// How many running calls were cancelled. Unset: 0.
 	Cancelled     uint32 `protobuf:"varint,3,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

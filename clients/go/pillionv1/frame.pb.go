@@ -29,7 +29,7 @@ const (
 // nonce from a worker or the sidecar; a caller need not answer.
 type Ping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Chosen by the asker, given back by the answerer.
+	// Chosen by the asker, given back by the answerer. Unset: 0.
 	Nonce         uint64 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -77,7 +77,7 @@ func (x *Ping) GetNonce() uint64 {
 // Direction: both, on both hops, on call 0. Legal: once a `Ping`; another is ignored. Must follow: nothing.
 type Pong struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The nonce of the ping.
+	// The nonce of the ping. Unset: 0.
 	Nonce         uint64 `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -127,9 +127,9 @@ type Output struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream's name within the call. Required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The next bytes.
+	// The next bytes. Empty: none.
 	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// Whether the stream ends here.
+	// Whether the stream ends here. Unset: no.
 	End           bool `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -193,9 +193,9 @@ type Input struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream's name within the call. Required.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The next bytes.
+	// The next bytes. Empty: none.
 	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// Whether the stream ends here.
+	// Whether the stream ends here. Unset: no.
 	End           bool `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

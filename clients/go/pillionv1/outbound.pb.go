@@ -1149,7 +1149,7 @@ func (x *ArtifactGot) GetArtifact() *WantedArtifact {
 // Removes an artifact.
 type ArtifactDelete struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The reference. Any string is agreed to.
+	// The reference. Any string is agreed to. Unset: agreed to as well.
 	Reference     string `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1250,7 +1250,7 @@ func (x *ArtifactList) GetLimit() uint32 {
 // A page of artifacts.
 type ArtifactPage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Newest first, never payloads.
+	// Newest first, never payloads. Empty: none.
 	Artifacts []*ArtifactMeta `protobuf:"bytes,1,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
 	// Where to go on. Unset: there is no more.
 	Cursor        *string `protobuf:"bytes,2,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`
@@ -1369,7 +1369,7 @@ func (x *ArtifactUpload) GetSize() uint64 {
 // Where to upload.
 type ArtifactUploadOpened struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// For one `Upload`, dead with the call. Secret.
+	// For one `Upload`, dead with the call. Secret. Always set.
 	TransferToken string `protobuf:"bytes,1,opt,name=transfer_token,json=transferToken,proto3" json:"transfer_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1516,7 +1516,7 @@ func (x *ToolsHas) GetTool() string {
 // Whether it can.
 type ToolsHasAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether it is in the catalogue and policy lets this call run it.
+	// Whether it is in the catalogue and policy lets this call run it. Unset: no.
 	Available     bool `protobuf:"varint,1,opt,name=available,proto3" json:"available,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1700,9 +1700,9 @@ func (*Done) Descriptor() ([]byte, []int) {
 // The caller's own JSON-RPC error, unaltered.
 type PeerError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The code.
+	// The code. Unset: 0.
 	Code int64 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// The message. At most 4 KiB.
+	// The message. At most 4 KiB. Unset: none.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// The data, one JSON value as text. Unset: none.
 	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3,oneof" json:"data,omitempty"`
@@ -1766,13 +1766,13 @@ type ReplyError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why. Always set.
 	Code ReplyErrorCode `protobuf:"varint,1,opt,name=code,proto3,enum=pillion.v1.ReplyErrorCode" json:"code,omitempty"`
-	// A sentence that says what would work. Quotes no values, secrets or other scopes.
+	// A sentence that says what would work. Quotes no values, secrets or other scopes. Always set.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// Whether the same request may work later.
+	// Whether the same request may work later. Unset: no.
 	Retryable bool `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
 	// When to try again. Unset: not known.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// The caller's own error. Only with PEER_ERROR.
+	// The caller's own error. Only with PEER_ERROR. Unset: it is none of the caller's.
 	Peer *PeerError `protobuf:"bytes,5,opt,name=peer,proto3" json:"peer,omitempty"`
 	// The revision that was there. Only with BUS_CONFLICT; unset: none was there.
 	ActualRevision *string `protobuf:"bytes,6,opt,name=actual_revision,json=actualRevision,proto3,oneof" json:"actual_revision,omitempty"`
@@ -2262,9 +2262,9 @@ type TeardownAccepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id, minted by the sidecar. Always set.
 	RegistrationId string `protobuf:"bytes,1,opt,name=registration_id,json=registrationId,proto3" json:"registration_id,omitempty"`
-	// Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness.
+	// Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness. Unset: no.
 	Reused bool `protobuf:"varint,2,opt,name=reused,proto3" json:"reused,omitempty"`
-	// How many times it was registered, this one included.
+	// How many times it was registered, this one included. Always set.
 	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -801,7 +801,7 @@ type Result struct {
 	Json []byte `protobuf:"bytes,1,opt,name=json,proto3,oneof" json:"json,omitempty"`
 	// Content blocks beside the value. Empty: none.
 	Content []*ContentBlock `protobuf:"bytes,2,rep,name=content,proto3" json:"content,omitempty"`
-	// The tool's own word that what it returned is an error. Never a transport error.
+	// The tool's own word that what it returned is an error. Never a transport error. Unset: no.
 	IsError bool `protobuf:"varint,3,opt,name=is_error,json=isError,proto3" json:"is_error,omitempty"`
 	// The artifact that holds the value, where the tool's placement moved it there; `json` is then unset. Unset: the value
 	// is inline. Set by the sidecar only.
@@ -940,7 +940,7 @@ type Paused struct {
 	// The handle to resume with, bound to caller principal, tenant and subject. From a worker: unset. To the caller: always
 	// set by the sidecar. Secret.
 	Ticket *string `protobuf:"bytes,2,opt,name=ticket,proto3,oneof" json:"ticket,omitempty"`
-	// What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller.
+	// What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller. Unset: none.
 	State         []byte `protobuf:"bytes,3,opt,name=state,proto3,oneof" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1067,15 +1067,15 @@ type Failure struct {
 	// Why. Always set.
 	Kind FailureKind `protobuf:"varint,1,opt,name=kind,proto3,enum=pillion.v1.FailureKind" json:"kind,omitempty"`
 	// A sentence that says what would work. Quotes no values, secrets or other scopes; only a ToolError's text comes from
-	// the tool. At most 4 KiB.
+	// the tool. At most 4 KiB. Always set by the sidecar.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// Whether the same request may work later.
+	// Whether the same request may work later. Unset: no.
 	Retryable bool `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
 	// When to try again. Unset: not known.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// What it may have done to the world. From a worker: its own word, believed. Unset: POSSIBLE.
 	SideEffects SideEffects `protobuf:"varint,5,opt,name=side_effects,json=sideEffects,proto3,enum=pillion.v1.SideEffects" json:"side_effects,omitempty"`
-	// Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS.
+	// Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS. Empty: none is told.
 	Issues        []*ArgumentIssue `protobuf:"bytes,6,rep,name=issues,proto3" json:"issues,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -345,9 +345,10 @@ type ToolDescriptor struct {
 	Annotations *ToolAnnotations `protobuf:"bytes,7,opt,name=annotations,proto3" json:"annotations,omitempty"`
 	// What running it does to the world. Unset: UNSAFE.
 	Effects Effects `protobuf:"varint,8,opt,name=effects,proto3,enum=pillion.v1.Effects" json:"effects,omitempty"`
-	// Credentials to be issued before it runs. At most 16, one a service.
+	// Credentials to be issued before it runs. At most 16, one a service. Empty: none.
 	Needs []*CredentialNeed `protobuf:"bytes,9,rep,name=needs,proto3" json:"needs,omitempty"`
-	// Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16.
+	// Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16. Empty:
+	// none.
 	Wants map[string]string `protobuf:"bytes,10,rep,name=wants,proto3" json:"wants,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// RUN or SESSION: pin a scope to one instance. Unset: not pinned. Other scopes are refused.
 	Holds TeardownScope `protobuf:"varint,11,opt,name=holds,proto3,enum=pillion.v1.TeardownScope" json:"holds,omitempty"`

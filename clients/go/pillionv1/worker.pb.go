@@ -103,11 +103,11 @@ type WorkerHello struct {
 	Minimum *ProtocolVersion `protobuf:"bytes,5,opt,name=minimum,proto3" json:"minimum,omitempty"`
 	// The newest version spoken. Unset: 1.0.
 	Maximum *ProtocolVersion `protobuf:"bytes,6,opt,name=maximum,proto3" json:"maximum,omitempty"`
-	// The tools, each allowed by the token's grant. A bad one is refused by name; the others stay.
+	// The tools, each allowed by the token's grant. A bad one is refused by name; the others stay. Empty: none yet.
 	Tools []*ToolDescriptor `protobuf:"bytes,7,rep,name=tools,proto3" json:"tools,omitempty"`
 	// How many calls at once. Unset: 64. 0 is refused; at most 65,536.
 	Concurrency *uint32 `protobuf:"varint,8,opt,name=concurrency,proto3,oneof" json:"concurrency,omitempty"`
-	// Features known, by name. An unknown one is ignored.
+	// Features known, by name. An unknown one is ignored. Empty: none.
 	Features []string `protobuf:"bytes,9,rep,name=features,proto3" json:"features,omitempty"`
 	// The largest frame the worker takes. Unset: the sidecar's own limit.
 	MaxFrameBytes *uint64 `protobuf:"varint,10,opt,name=max_frame_bytes,json=maxFrameBytes,proto3,oneof" json:"max_frame_bytes,omitempty"`
@@ -222,7 +222,8 @@ type Reattach struct {
 	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Its secret. Required. Secret: never logged.
 	Secret string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
-	// Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`.
+	// Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`. Empty:
+	// none.
 	Registrations []string `protobuf:"bytes,3,rep,name=registrations,proto3" json:"registrations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -571,7 +572,7 @@ func (x *Cancel) GetReason() CancelReason {
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One JSON value as text, passed on unaltered. The person's line is its top-level text `message`. From the tool, not
-	// trusted. At most `Limits.max_inline_bytes`.
+	// trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
 	Payload       []byte `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -622,9 +623,9 @@ type Log struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How much it matters. Unset: INFO.
 	Level LogLevel `protobuf:"varint,1,opt,name=level,proto3,enum=pillion.v1.LogLevel" json:"level,omitempty"`
-	// The line. At most 8 KiB; the rest is cut.
+	// The line. At most 8 KiB; the rest is cut. Unset: an empty line.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// More about it. At most 32 pairs of at most 256 bytes each; the rest is cut.
+	// More about it. At most 32 pairs of at most 256 bytes each; the rest is cut. Empty: none.
 	Fields        map[string]string `protobuf:"bytes,3,rep,name=fields,proto3" json:"fields,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1048,7 +1049,7 @@ func (x *Drain) GetGrace() *durationpb.Duration {
 // Direction: worker to sidecar, on call 0. Legal: any time after `Welcome`. Must follow: another `Welcome`.
 type ToolsChanged struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// All tools from now on; running calls keep what they started with.
+	// All tools from now on; running calls keep what they started with. Empty: none.
 	Tools         []*ToolDescriptor `protobuf:"bytes,1,rep,name=tools,proto3" json:"tools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

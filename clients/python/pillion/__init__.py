@@ -37,6 +37,7 @@ from pillion._facts import (
     TeardownScope,
     Trace,
 )
+from pillion._wire.security import Tls
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, CredentialMode
 from pillion._worker.run import run_worker
@@ -77,6 +78,7 @@ __all__ = (
     "SideEffects",
     "TeardownReason",
     "TeardownScope",
+    "Tls",
     "Tool",
     "ToolAnnotations",
     "ToolContext",

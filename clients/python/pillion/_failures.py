@@ -273,6 +273,12 @@ class NotAuthenticated(ConnectionFailed):
     retryable = False
 
 
+class CannotConnect(ConnectionFailed):
+    """What this side was given to connect with cannot be used; the text says what would do."""
+
+    retryable = False
+
+
 class Closed(PillionError):
     """This side was closed already."""
 

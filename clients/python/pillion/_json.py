@@ -116,7 +116,9 @@ def _is_plain(value: Any) -> bool:
         return isfinite(value)
     if kind is dict:
         for key, item in value.items():
-            if type(key) is not str or (type(item) is not str and not _is_plain(item)):
+            # Most items are texts and small numbers, and are not worth a call.
+            of = type(item)
+            if type(key) is not str or not (of is str or (of is int and -_WIDE < item < _WIDE) or _is_plain(item)):
                 return False
         return True
     if kind is list or kind is tuple:

@@ -34,7 +34,8 @@
     ├── ErrorResult                  the tool returned, and says that it is an error
     ├── CallPaused                   the tool waits for an answer from outside
     ├── ConnectionFailed             a request outside a call was not answered
-    │   └── NotAuthenticated             the token is not taken
+    │   ├── NotAuthenticated             the token or the certificate is not taken
+    │   └── CannotConnect                this side's token or certificates cannot be used
     ├── Closed                       this side was closed already
     ├── JsonRefused                  no JSON of the same meaning; also a ValueError
     ├── WorkerRefused                the sidecar does not take a worker
@@ -66,6 +67,7 @@ from pillion._failures import (
     CallPaused,
     CallRefused,
     CallTimedOut,
+    CannotConnect,
     Closed,
     ConnectionFailed,
     ConsentRequired,
@@ -132,6 +134,7 @@ __all__ = (
     "CallRefused",
     "CallTimedOut",
     "Cancelled",
+    "CannotConnect",
     "Closed",
     "ConnectionFailed",
     "ConsentRequired",

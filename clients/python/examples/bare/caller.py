@@ -19,23 +19,21 @@ async def call(target: str, tool: str, arguments: str) -> str | None:
         try:
             async for message in execute_pb2_grpc.ToolHostServiceStub(channel).Execute(iter([request])):
                 for frame in message.frames:
-                    match frame.WhichOneof("body"):
-                        case "progress":
-                            report = frame.progress.payload.decode(errors="replace")
-                            with suppress(ValueError, TypeError, LookupError, RecursionError):  # It has no message.
-                                report = str.strip(json.loads(report)["message"])
-                            print(report, file=sys.stderr)
-                        case "outcome" if frame.outcome.HasField("result"):
-                            print(frame.outcome.result.json.decode())
-                            return "The tool says that this is an error." if frame.outcome.result.is_error else None
-                        case "outcome":
-                            return frame.outcome.failure.message or "The call ended without a result."
+                    if frame.HasField("progress"):
+                        report = frame.progress.payload.decode(errors="replace")
+                        with suppress(ValueError, TypeError, LookupError, RecursionError):  # It has no message.
+                            report = str.strip(json.loads(report)["message"])
+                        print(report, file=sys.stderr)
+                    elif frame.outcome.HasField("result"):
+                        print(frame.outcome.result.json.decode())
+                        return "The tool says that this is an error." if frame.outcome.result.is_error else None
+                    elif frame.HasField("outcome"):
+                        return frame.outcome.failure.message or "The call ended without a result."
             return "The stream ended without an outcome."
         except aio.AioRpcError as lost:
             return f"The stream was lost: {lost.code().name}: {lost.details()}"
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(usage="%(prog)s TARGET TOOL ARGUMENTS")
-    parser.add_argument("call", nargs=3)
-    sys.exit(asyncio.run(call(*parser.parse_args().call)))
+parser = argparse.ArgumentParser(usage="%(prog)s TARGET TOOL ARGUMENTS")
+parser.add_argument("call", nargs=3)
+sys.exit(asyncio.run(call(*parser.parse_args().call)))

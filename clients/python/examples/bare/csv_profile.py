@@ -1,104 +1,93 @@
-"""The tool `profile_csv`: profiles a CSV file that the package `airportsdata` ships. Knows nothing of gRPC."""
+"""Profiles a CSV file that the package `airportsdata` ships. Knows nothing of tools."""
 
-import json
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, cast
 
 import polars as pl
 from polars import selectors
+from typing_extensions import TypedDict
 
 Step = Callable[[str, int, int], None]
-"""Reports what was done, how much and of how much, and stops the tool there if its call was cancelled."""
+"""Reports what was done, how much and of how much, and stops the work there if it is not wanted any more."""
 
 DATASETS = {path.stem: path for path in sorted(Path(str(files("airportsdata"))).glob("*.csv"))}
-
-_COUNT = {"type": "integer", "minimum": 0}
-_NUMBER = {"type": ["number", "null"]}
-
-INPUT_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "dataset": {"enum": list(DATASETS), "description": "The data set to profile."},
-        "top": {**_COUNT, "maximum": 20, "description": "How many of the commonest values to list. Unset: 3."},
-    },
-    "required": ["dataset"],
-    "additionalProperties": False,
-}
-
-OUTPUT_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "dataset": {"type": "string"},
-        "rows": _COUNT,
-        "columns": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "type": {"type": "string"},
-                    "nulls": _COUNT,
-                    "distinct": _COUNT,
-                    **dict.fromkeys(("min", "max", "mean", "p5", "p25", "p50", "p75", "p95"), _NUMBER),
-                    "top": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {"value": {"type": "string"}, "count": _COUNT},
-                            "required": ["value", "count"],
-                        },
-                    },
-                },
-                "required": ["name", "type", "nulls", "distinct"],
-                "additionalProperties": False,
-            },
-        },
-        "correlations": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "columns": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
-                    "r": {"type": "number", "minimum": -1, "maximum": 1},
-                },
-                "required": ["columns", "r"],
-            },
-        },
-    },
-    "required": ["dataset", "rows", "columns", "correlations"],
-    "additionalProperties": False,
-}
+"""The files there are, by name."""
 
 
-def profile_csv(arguments: bytes, step: Step) -> bytes:
-    """What is in each column of a data set, and which numeric columns move together. JSON in, JSON out."""
-    wanted = json.loads(arguments)
+class Value(TypedDict):
+    """One of a column's commonest values."""
+
+    value: str
+    count: int
+
+
+class Column(TypedDict):
+    """What is in a column: its spread if it is numeric, else its commonest values."""
+
+    name: str
+    type: str
+    nulls: int
+    distinct: int
+    min: NotRequired[float | None]
+    max: NotRequired[float | None]
+    mean: NotRequired[float | None]
+    p5: NotRequired[float | None]
+    p25: NotRequired[float | None]
+    p50: NotRequired[float | None]
+    p75: NotRequired[float | None]
+    p95: NotRequired[float | None]
+    top: NotRequired[list[Value]]
+
+
+class Correlation(TypedDict):
+    """How two numeric columns move together: Pearson's r."""
+
+    columns: list[str]
+    r: float
+
+
+class Profile(TypedDict):
+    """What is in a data set."""
+
+    dataset: str
+    rows: int
+    columns: list[Column]
+    correlations: list[Correlation]
+
+
+def profile(dataset: str, top: int, step: Step) -> Profile:
+    """What is in each column of a data set, and which numeric columns move together."""
     # A name is looked up and never made into a path.
-    table = pl.read_csv(DATASETS[wanted["dataset"]], null_values=[""], infer_schema_length=None)
+    table = pl.read_csv(DATASETS[dataset], null_values=[""], infer_schema_length=None)
     table = table.with_columns(selectors.float().fill_nan(None))  # JSON has no NaN.
     steps = table.width + 2
     step(f"read {table.height:,} rows of {table.width} columns", 1, steps)
     columns = []
     for done, column in enumerate(table, start=2):
-        columns.append(_profile(column, int(wanted.get("top", 3))))
+        columns.append(_profile(column, top))
         step(f"profiled {column.name} ({column.dtype})", done, steps)
     correlations = _correlations(table)
     step(f"correlated {len(correlations)} pairs of numeric columns", steps, steps)
-    profile = {"dataset": wanted["dataset"], "rows": table.height, "columns": columns, "correlations": correlations}
-    return json.dumps(profile, allow_nan=False).encode()
+    return {"dataset": dataset, "rows": table.height, "columns": columns, "correlations": correlations}
 
 
-def _profile(column: pl.Series, top: int) -> dict[str, Any]:
+def _profile(column: pl.Series, top: int) -> Column:
     """Type, nulls and distinct values of a column; its spread if it is numeric, else its commonest values."""
     values = column.drop_nulls().rename("value")
     kind, nulls = column.dtype, column.null_count()
-    facts = {"name": column.name, "type": str(kind), "nulls": nulls, "distinct": values.n_unique()}
-    if not kind.is_numeric():
+    facts: dict[str, Any] = {"name": column.name, "type": str(kind), "nulls": nulls, "distinct": values.n_unique()}
+    if kind.is_numeric():
+        facts |= _spread(values)
+    else:
         counts = values.value_counts(name="count").sort(["count", "value"], descending=[True, False]).head(top)
-        return facts | {"top": [{"value": str(value), "count": count} for value, count in counts.iter_rows()]}
+        facts["top"] = [{"value": str(value), "count": count} for value, count in counts.iter_rows()]
+    return cast("Column", facts)
+
+
+def _spread(values: pl.Series) -> dict[str, float | None]:
     value = pl.col("value")
     spread = values.to_frame().select(
         min=value.min(),
@@ -106,10 +95,10 @@ def _profile(column: pl.Series, top: int) -> dict[str, Any]:
         mean=value.mean(),
         **{f"p{percent}": value.quantile(percent / 100, "linear") for percent in (5, 25, 50, 75, 95)},
     )
-    return facts | {name: None if fact is None else _round(fact) for name, fact in spread.row(0, named=True).items()}
+    return {name: None if fact is None else _round(fact) for name, fact in spread.row(0, named=True).items()}
 
 
-def _correlations(table: pl.DataFrame) -> list[dict[str, Any]]:
+def _correlations(table: pl.DataFrame) -> list[Correlation]:
     """Pearson's r of each two numeric columns, the strongest first; without those where one is constant."""
     names = [name for name, kind in table.schema.items() if kind.is_numeric()]
     pairs = [(left, right, table.select(pl.corr(left, right)).item()) for left, right in combinations(names, 2)]

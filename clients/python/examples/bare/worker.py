@@ -1,7 +1,7 @@
 """A worker on bare gRPC stubs: one stream, a batch of frames in each message, no SDK.
 
 All that a worker owes the sidecar is in `Worker`, and is the same few steps in any language: say hello, run what is
-invoked, answer pings, heed cancels, leave in order. The tool itself is in `csv_profile`.
+invoked, answer pings, heed cancels, leave in order. The work itself is in `csv_profile`.
 """
 
 import argparse
@@ -14,8 +14,9 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from csv_profile import INPUT_SCHEMA, OUTPUT_SCHEMA, profile_csv
+from csv_profile import Step, profile
 from grpc import aio
+from schemas import INPUT_SCHEMA, OUTPUT_SCHEMA
 
 from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, outcome_pb2, tool_pb2, worker_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame, Pong
@@ -23,7 +24,6 @@ from pillion._gen.pillion.v1.frame_pb2 import Frame, Pong
 CONCURRENCY = 4  # `asyncio.to_thread` has at least five threads, so an invoked call never waits for one.
 MESSAGE_FRAMES, MESSAGE_BYTES = 128, 256 * 1024  # Where a message is closed and the next one begun.
 GOODBYE = Frame(goodbye=worker_pb2.Goodbye())
-TOOLS = {"profile_csv": profile_csv}
 DESCRIPTORS = [
     tool_pb2.ToolDescriptor(
         name="profile_csv",
@@ -38,6 +38,15 @@ DESCRIPTORS = [
 ]
 
 log = logging.getLogger(__name__)
+
+
+def profile_csv(arguments: bytes, step: Step) -> bytes:
+    """The tool: JSON in, JSON out. The sidecar has checked the arguments against the schema."""
+    wanted = json.loads(arguments)
+    return json.dumps(profile(wanted["dataset"], int(wanted.get("top", 3)), step), allow_nan=False).encode()
+
+
+TOOLS = {"profile_csv": profile_csv}
 
 
 class Stopped(Exception):

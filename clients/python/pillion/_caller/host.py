@@ -15,7 +15,7 @@ from pillion._caller.link import Link
 from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
 from pillion._caller.outcome import value_of
 from pillion._caller.questions import Handler, Questions
-from pillion._facts import Identity, Trace
+from pillion._facts import Identity, Secret, Trace
 from pillion._gen.pillion.v1.execute_pb2 import (
     EndScopeRequest,
     EndScopeResponse,
@@ -25,6 +25,7 @@ from pillion._gen.pillion.v1.execute_pb2 import (
     WatchToolsResponse,
 )
 from pillion._wire.channel import Connection, GrpcConnection, StreamEnded, unanswered
+from pillion._wire.security import Security, StrPath, Tls, Token
 
 _SERVICE = "/pillion.v1.ToolHostService/"
 _REQUEST_SECONDS = 30.0
@@ -142,6 +143,7 @@ class Host:
 
         :raises ConnectionFailed: if the sidecar is lost.
         """
+        await self._connection.prepare()
         stream = self._connection.subscribe(_SERVICE + "WatchTools", _listing(identity).SerializeToString())
         messages: asyncio.Queue[bytes | StreamEnded] = asyncio.Queue(1)
 
@@ -237,27 +239,33 @@ def _listing(identity: Identity | None) -> ListToolsRequest:
 class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.connect(...) as host`
     """Connects to a sidecar, and is closed with its `async with` block: what still runs then is cancelled.
 
-    `target` is `unix:/path` or `host:port` of the callers' listener, `token` what the listener asks for. Entering waits
-    until the sidecar answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each
-    JSON-RPC method that tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if
-    its outcome did not come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up
-    to `patience` seconds.
+    `target` is `unix:/path` or `host:port` of the callers' listener. By TCP it asks for a `token`, which may be in a
+    `token_file`, or for certificates, `tls`; files are read again for each stream. Entering waits until the sidecar
+    answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each JSON-RPC method that
+    tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if its outcome did not
+    come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up to `patience`
+    seconds.
 
-    Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses.
+    Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses, and
+    `CannotConnect` if the token or the certificates cannot be used, or a token would go over a network in the clear.
     """
 
     def __init__(
         self,
         target: str,
         *,
-        token: str | None = None,
+        token: str | Secret | None = None,
+        token_file: StrPath | None = None,
+        tls: Tls | None = None,
         can_answer: Mapping[str, Handler] | None = None,
         connect_timeout: float | None = 30.0,
         outcome_grace: float = 10.0,
         patience: float = 30.0,
     ) -> None:
         self._target = target
-        self._token = token
+        self._token = token if token is None or isinstance(token, Secret) else Secret(token)
+        self._token_file = token_file
+        self._tls = tls
         self._can_answer = can_answer or {}
         self._connect_timeout = connect_timeout
         self._outcome_grace = outcome_grace
@@ -268,17 +276,19 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     async def __aenter__(self) -> Host:
         if self._link is not None:
             raise _failures.Closed("A connection is entered once.")
-        connection = self._connection = self._connected()
+        security = Security(self._target, Token(self._token, self._token_file), self._tls)
+        connection = self._connection = self._connected(security)
         link = self._link = Link(connection, Questions(self._can_answer), patience=self._patience)
         try:
+            await connection.prepare()
             await link.open(self._connect_timeout)
         except BaseException:
             await self._close()
             raise
         return Host(connection, link, outcome_grace=self._outcome_grace)
 
-    def _connected(self) -> Connection:
-        return GrpcConnection(self._target, self._token)
+    def _connected(self, security: Security) -> Connection:
+        return GrpcConnection(self._target, security)
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None

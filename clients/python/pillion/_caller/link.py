@@ -126,6 +126,7 @@ class Link:
         return self._ended is not None
 
     async def _one_stream(self, *, wait_for_ready: bool) -> StreamEnded:
+        await self._connection.prepare(anew=True)
         stream = FrameStream(self._connection.open(EXECUTE, wait_for_ready=wait_for_ready), self._handlers)
         stream.on_room = self._serve
         self._stream = stream

@@ -16,9 +16,10 @@ from pillion._caller.host import CallOptions, EndedScope
 from pillion._caller.listing import HostInfo, Tools
 from pillion._caller.outcome import Outcome, Progress, Result
 from pillion._caller.questions import Handler, Question
-from pillion._facts import CancelReason, Identity
+from pillion._facts import CancelReason, Identity, Secret
 from pillion._sync.transport import BlockingConnection
 from pillion._wire.channel import Connection
+from pillion._wire.security import Security, StrPath, Tls
 
 Answer = TypeVar("Answer")
 
@@ -183,15 +184,18 @@ class Host:
 class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.connect(...) as host`
     """Connects to a sidecar without asyncio, and is closed with its `with` block: what still runs then is cancelled.
 
-    `target` may also be a synchronous `grpc.Channel`, which stays open. `can_answer` has plain functions, each called
-    in a thread. All else is as of `pillion.connect`. Beside it run one thread with an event loop and gRPC's own.
+    `target` may also be a synchronous `grpc.Channel`, which stays open, and takes no `tls`. `can_answer` has plain
+    functions, each called in a thread. All else is as of `pillion.connect`. Beside it run one thread with an event loop
+    and gRPC's own.
     """
 
     def __init__(
         self,
         target: str | grpc.Channel,
         *,
-        token: str | None = None,
+        token: str | Secret | None = None,
+        token_file: StrPath | None = None,
+        tls: Tls | None = None,
         can_answer: Mapping[str, PlainHandler] | None = None,
         connect_timeout: float | None = 30.0,
         outcome_grace: float = 10.0,
@@ -201,7 +205,9 @@ class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.conn
         handlers = {method: _in_thread(handler) for method, handler in (can_answer or {}).items()}
         self._connect = _Connect(
             target,
-            token,
+            token=token,
+            token_file=token_file,
+            tls=tls,
             can_answer=handlers,
             connect_timeout=connect_timeout,
             outcome_grace=outcome_grace,
@@ -231,12 +237,13 @@ class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.conn
 class _Connect(_host.connect):
     """The asynchronous one, over gRPC's synchronous API."""
 
-    def __init__(self, way: str | grpc.Channel, token: str | None, **options: Any) -> None:
-        super().__init__("", token=token, **options)
+    def __init__(self, way: str | grpc.Channel, **options: Any) -> None:
+        # A channel that was brought along has its own ways to be safe.
+        super().__init__(way if isinstance(way, str) else "unix:", **options)
         self._way = way
 
-    def _connected(self) -> Connection:
-        return BlockingConnection(self._way, self._token)
+    def _connected(self, security: Security) -> Connection:
+        return BlockingConnection(self._way, security)
 
 
 def _in_thread(handler: PlainHandler) -> Handler:

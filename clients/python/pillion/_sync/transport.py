@@ -12,7 +12,8 @@ from typing import Any
 
 import grpc
 
-from pillion._wire.channel import OPTIONS, StreamEnded, metadata, unanswered
+from pillion._wire.channel import OPTIONS, StreamEnded, unanswered
+from pillion._wire.security import Security, Shown
 
 _READ_AHEAD = 4
 
@@ -90,10 +91,31 @@ class BlockingTransport:
 class BlockingConnection:
     """A synchronous channel: one of its own to a target, or one that was brought along, which stays open."""
 
-    def __init__(self, target: str | grpc.Channel, token: str | None) -> None:
+    def __init__(self, target: str | grpc.Channel, security: Security) -> None:
         self._owned = isinstance(target, str)
-        self._channel: Any = grpc.insecure_channel(target, options=OPTIONS) if isinstance(target, str) else target
-        self._metadata = metadata(token)
+        self._target = target if isinstance(target, str) else ""
+        self._security = security
+        self._channel: Any = None if isinstance(target, str) else target
+        self._shown = Shown(None, None)
+        self._metadata = self._shown.metadata
+
+    async def prepare(self, *, anew: bool = False) -> None:
+        """Looks again at the token, and anew at the certificates.
+
+        :raises CannotConnect: if they cannot be used.
+        """
+        shown = await self._security.shown()
+        if self._owned and (self._channel is None or (anew and shown.pem != self._shown.pem)):
+            await self.close()
+            options = (*OPTIONS, *self._security.options)
+            credentials = shown.credentials
+            self._channel = (
+                grpc.insecure_channel(self._target, options=options)
+                if credentials is None
+                else grpc.secure_channel(self._target, credentials, options=options)
+            )
+            self._shown = shown
+        self._metadata = shown.metadata
 
     def open(self, method: str, *, wait_for_ready: bool) -> BlockingTransport:
         """Opens a stream."""
@@ -105,6 +127,7 @@ class BlockingConnection:
 
         :raises ConnectionFailed: if it is not answered.
         """
+        await self.prepare()
         multi = self._channel.unary_unary(method)
         wait = self._waiting(wait=timeout is not None)
         work = partial(multi, message, metadata=self._metadata, timeout=timeout, **wait)
@@ -124,7 +147,7 @@ class BlockingConnection:
 
     async def close(self) -> None:
         """Ends it, with all its streams, if it is its own."""
-        if self._owned:
+        if self._owned and self._channel is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._channel.close)
 
 

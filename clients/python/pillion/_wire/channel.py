@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from pillion._failures import ConnectionFailed, NotAuthenticated
+from pillion._wire.security import Security, Shown
 
 _MIB = 1024 * 1024
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -70,6 +71,15 @@ class Transport(Protocol):
 
 class Connection(Protocol):
     """A way to a sidecar: opens streams and sends requests."""
+
+    async def prepare(self, *, anew: bool = False) -> None:
+        """Looks again at what is shown of this side. To be awaited before anything else, and before each stream.
+
+        Certificates that changed are shown only `anew`, since all that is open is lost with the change.
+
+        :raises CannotConnect: if it cannot be used.
+        """
+        ...
 
     def open(self, method: str, *, wait_for_ready: bool) -> Transport:
         """Opens a stream."""
@@ -152,12 +162,33 @@ class GrpcTransport:
 
 
 class GrpcConnection:
-    """A channel of grpc.aio."""
+    """A channel of grpc.aio, and another one whenever the certificates that it shows have changed."""
 
-    def __init__(self, target: str, token: str | None) -> None:
+    def __init__(self, target: str, security: Security) -> None:
+        self._target = target
+        self._security = security
         # Any: without serialisers, messages are bytes, which the stubs of grpc do not say.
-        self._channel: Any = grpc.aio.insecure_channel(target, options=OPTIONS)
-        self._metadata = metadata(token)
+        self._channel: Any = None
+        self._shown = Shown(None, None)
+        self._metadata = self._shown.metadata
+
+    async def prepare(self, *, anew: bool = False) -> None:
+        """Looks again at the token, and anew at the certificates.
+
+        :raises CannotConnect: if they cannot be used.
+        """
+        shown = await self._security.shown()
+        if self._channel is None or (anew and shown.pem != self._shown.pem):
+            await self.close()
+            options = (*OPTIONS, *self._security.options)
+            credentials = shown.credentials
+            self._channel = (
+                grpc.aio.insecure_channel(self._target, options=options)
+                if credentials is None
+                else grpc.aio.secure_channel(self._target, credentials, options=options)
+            )
+            self._shown = shown
+        self._metadata = shown.metadata
 
     def open(self, method: str, *, wait_for_ready: bool) -> GrpcTransport:
         """Opens a stream."""
@@ -170,6 +201,7 @@ class GrpcConnection:
 
         :raises ConnectionFailed: if it is not answered.
         """
+        await self.prepare()
         try:
             answer: bytes = await self._channel.unary_unary(method)(
                 message, metadata=self._metadata, timeout=timeout, wait_for_ready=timeout is not None
@@ -188,12 +220,8 @@ class GrpcConnection:
 
     async def close(self) -> None:
         """Ends it, with all its streams."""
-        await self._channel.close()
-
-
-def metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What says who asks."""
-    return () if token is None else (("authorization", f"Bearer {token}"),)
+        if self._channel is not None:
+            await self._channel.close()
 
 
 def unanswered(code: grpc.StatusCode, details: str) -> ConnectionFailed:

@@ -4,9 +4,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from pillion._facts import Secret
+from pillion._wire.security import StrPath, Tls
 from pillion._worker.worker import Worker, WorkerRefused
 
 TARGET, NAME, TOKEN_FD, TOKEN_FILE = (
@@ -15,15 +16,22 @@ TARGET, NAME, TOKEN_FD, TOKEN_FILE = (
     "PILLION_WORKER_TOKEN_FD",
     "PILLION_WORKER_TOKEN_FILE",
 )
+TLS = {
+    "ca": "PILLION_WORKER_TLS_CA",
+    "certificate": "PILLION_WORKER_TLS_CERTIFICATE",
+    "key": "PILLION_WORKER_TLS_KEY",
+    "server_name": "PILLION_WORKER_TLS_SERVER_NAME",
+}
 
 
-def run_worker(
+def run_worker(  # noqa: PLR0913  # settings, each by its name
     tools: Iterable[Callable[..., Any]],
     *,
     target: str | None = None,
     worker: str | None = None,
-    token: str | None = None,
-    token_file: str | os.PathLike[str] | None = None,
+    token: str | Secret | None = None,
+    token_file: StrPath | None = None,
+    tls: Tls | None = None,
     concurrency: int = 64,
     threads: int | None = None,
     drain: float = 30.0,
@@ -33,7 +41,9 @@ def run_worker(
     `tools` are functions, made tools by `@pillion.tool` or as they are. `target` is the sidecar's listener for workers,
     `worker` the configured name of the worker set. What is not given comes from the environment, which a sidecar that
     starts the worker itself has set: `PILLION_WORKER_TARGET`, `PILLION_WORKER_NAME`, and the token behind the file
-    descriptor `PILLION_WORKER_TOKEN_FD`, else in the file `PILLION_WORKER_TOKEN_FILE`. The descriptor is read once.
+    descriptor `PILLION_WORKER_TOKEN_FD`, else in the file `PILLION_WORKER_TOKEN_FILE`. The descriptor is read once, the
+    file for each stream. A listener by TCP off loopback takes certificates as well: `tls`, or the files that
+    `PILLION_WORKER_TLS_CA`, `PILLION_WORKER_TLS_CERTIFICATE` and `PILLION_WORKER_TLS_KEY` name.
 
     A first signal lets what runs finish, for `drain` seconds; a second asks it to stop. For the main thread, where no
     event loop runs. With `uvloop` installed, its loop is used.
@@ -45,7 +55,8 @@ def run_worker(
         tools,
         target=_setting("target", target, TARGET),
         worker=_setting("worker", worker, NAME),
-        token=token if token is not None else _token(token_file),
+        **_token(token, token_file),
+        tls=tls or _tls(),
         concurrency=concurrency,
         threads=threads,
         drain=drain,
@@ -90,23 +101,33 @@ def _setting(name: str, given: str | None, variable: str) -> str:
     return value
 
 
-def _token(token_file: str | os.PathLike[str] | None) -> str:
+class _Token(TypedDict, total=False):
+    token: str | Secret | None
+    token_file: StrPath | None
+
+
+def _token(token: str | Secret | None, token_file: StrPath | None) -> _Token:
+    if token is not None or token_file is not None:
+        return _Token(token=token, token_file=token_file)
     descriptor = os.environ.get(TOKEN_FD)
-    try:
-        if token_file is not None:
-            text = Path(token_file).read_text("utf-8")
-        elif descriptor:
-            with open(int(descriptor), encoding="utf-8") as inherited:  # noqa: PTH123  # it is a descriptor
-                text = inherited.read()
-            del os.environ[TOKEN_FD]
-        elif TOKEN_FILE in os.environ:
-            text = Path(os.environ[TOKEN_FILE]).read_text("utf-8")
-        else:
+    if not descriptor:
+        file = os.environ.get(TOKEN_FILE)
+        if file is None:
             raise WorkerRefused(
                 f"The worker has no token: pass token= or token_file=, or set {TOKEN_FD} or {TOKEN_FILE}."
             )
+        return _Token(token_file=file)
+    try:
+        with open(int(descriptor), encoding="utf-8") as inherited:  # noqa: PTH123  # it is a descriptor
+            text = inherited.read().strip()
     except (OSError, ValueError) as error:
         raise WorkerRefused(f"The worker's token cannot be read: {type(error).__name__}.") from None
-    if not text.strip():
+    del os.environ[TOKEN_FD]
+    if not text:
         raise WorkerRefused("The worker's token is empty.")
-    return text.strip()
+    return _Token(token=text)
+
+
+def _tls() -> Tls | None:
+    found = {name: os.environ[variable] for name, variable in TLS.items() if os.environ.get(variable)}
+    return Tls(**found) if found else None

@@ -10,13 +10,14 @@ from typing import Any
 import grpc
 
 from pillion import _failures
-from pillion._facts import CancelReason, TeardownReason, seconds_of
+from pillion._facts import CancelReason, Secret, TeardownReason, seconds_of
 from pillion._gen.pillion.v1 import outcome_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.worker_pb2 import Goodbye, Reattach, WorkerHello
 from pillion._wire.backoff import Backoff
 from pillion._wire.channel import ATTACH, GrpcConnection, StreamEnded
 from pillion._wire.outbox import Lane, Limits
+from pillion._wire.security import Security, StrPath, Tls, Token
 from pillion._wire.stream import FrameStream
 from pillion._worker.cleanups import Cleanups
 from pillion._worker.execution import Execution
@@ -50,20 +51,26 @@ class Worker:
     and the worker attaches again as the instance it was, after a wait of full jitter.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # settings, each by its name
         self,
         tools: Iterable[Callable[..., Any]],
         *,
         target: str,
         worker: str,
-        token: str,
+        token: str | Secret | None = None,
+        token_file: StrPath | None = None,
+        tls: Tls | None = None,
         concurrency: int = 64,
         threads: int | None = None,
         drain: float = 30.0,
     ) -> None:
         """`concurrency` is how many calls run at once, `threads` how many plain tools among them (by default all).
 
+        The worker's token is `token`, or in `token_file`. By TCP off loopback it takes certificates, `tls`, as well.
+        Files are read again for each stream.
+
         :raises ToolRefused: if a function cannot be a tool, or two have one name.
+        :raises WorkerRefused: if there is no token, or it would go over a network in the clear.
         """
         self.loop: asyncio.AbstractEventLoop
         self.tools: dict[str, Tool[..., Any]] = {}
@@ -79,7 +86,14 @@ class Worker:
         """Set while the worker is attached."""
         self._target = target
         self._name = worker
-        self._token = token
+        try:
+            self._token = Token(token, token_file)
+            self._security = Security(target, tls=tls)
+            if not self._token.exists:
+                raise WorkerRefused("The worker has no token: pass token= or token_file=.")
+            self._security.keep_token()
+        except _failures.CannotConnect as error:
+            raise WorkerRefused(str(error)) from None
         self._concurrency = concurrency
         self._drain_seconds = drain
         self._secret = ""
@@ -119,7 +133,7 @@ class Worker:
         :raises WorkerRefused: if the sidecar does not take this worker.
         """
         self.loop = asyncio.get_running_loop()
-        connection = GrpcConnection(self._target, None)
+        connection = GrpcConnection(self._target, self._security)
         backoff = Backoff()
         try:
             while not self._left.is_set():
@@ -163,9 +177,14 @@ class Worker:
             raise self._refused
 
     async def _one_stream(self, connection: GrpcConnection) -> StreamEnded:
+        try:
+            shown = await self._token.shown()
+            await connection.prepare(anew=True)
+        except _failures.CannotConnect as error:
+            raise WorkerRefused(str(error)) from None
         hello = WorkerHello(
             worker=self._name,
-            token=self._token,
+            token=shown or "",
             sdk=_SDK,
             tools=[tool.descriptor for tool in self.tools.values()],
             concurrency=self._concurrency,

@@ -72,7 +72,7 @@ pub struct ArtifactMeta {
     /// Which call made it. Unset: not made in a call. Set by the sidecar.
     #[prost(message, optional, tag="10")]
     pub origin: ::core::option::Option<ArtifactOrigin>,
-    /// The artifacts it was made from, proven to be in the same scope. At most 64.
+    /// The artifacts it was made from, proven to be in the same scope. At most 64. Empty: none.
     #[prost(string, repeated, tag="11")]
     pub parents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -94,7 +94,8 @@ pub struct ArtifactInput {
     /// How long to keep it. Unset: as long as the store does. Must be positive.
     #[prost(message, optional, tag="5")]
     pub expires_in: ::core::option::Option<::prost_types::Duration>,
-    /// The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are not.
+    /// The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are
+    /// not. Empty: none.
     #[prost(string, repeated, tag="6")]
     pub parents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -180,7 +181,7 @@ pub struct DeleteRequest {
     /// Whom it is for. Unset: the caller principal alone.
     #[prost(message, optional, tag="1")]
     pub scope: ::core::option::Option<ScopeFacts>,
-    /// The reference. Any string is agreed to.
+    /// The reference. Any string is agreed to. Unset: agreed to as well.
     #[prost(string, tag="2")]
     pub reference: ::prost::alloc::string::String,
 }
@@ -204,7 +205,7 @@ pub struct ListRequest {
 /// List: a page, never payloads.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListResponse {
-    /// Newest first.
+    /// Newest first. Empty: none.
     #[prost(message, repeated, tag="1")]
     pub artifacts: ::prost::alloc::vec::Vec<ArtifactMeta>,
     /// Where to go on. Unset: there is no more.
@@ -457,7 +458,8 @@ pub mod wanted_artifact {
 /// empty differ.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WantedArtifacts {
-    /// Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten.
+    /// Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten. Empty: none was
+    /// redeemed.
     #[prost(map="string, message", tag="1")]
     pub arguments: ::std::collections::HashMap<::prost::alloc::string::String, WantedArtifact>,
 }
@@ -524,14 +526,14 @@ pub struct BasicCredential {
 /// Headers to send as they are.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeadersCredential {
-    /// Header name to value. Values are secret. Set by the sidecar.
+    /// Header name to value. Values are secret. Set by the sidecar. Never empty.
     #[prost(map="string, string", tag="1")]
     pub headers: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
 /// Named values that a provider defines.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CustomCredential {
-    /// Name to value. Values are secret. Set by the sidecar.
+    /// Name to value. Values are secret. Set by the sidecar. Never empty.
     #[prost(map="string, bytes", tag="1")]
     pub values: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::bytes::Bytes>,
 }
@@ -539,7 +541,7 @@ pub struct CustomCredential {
 /// declared) and empty differ.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PushedCredentials {
-    /// Service to credential. Secret. Set by the sidecar.
+    /// Service to credential. Secret. Set by the sidecar. Empty: none is needed.
     #[prost(map="string, message", tag="1")]
     pub services: ::std::collections::HashMap<::prost::alloc::string::String, Credential>,
 }
@@ -547,7 +549,7 @@ pub struct PushedCredentials {
 /// to a caller, empty that there is one which answers nothing.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AnswerableRequests {
-    /// JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared.
+    /// JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared. Empty: none.
     #[prost(string, repeated, tag="1")]
     pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -565,6 +567,7 @@ pub struct Resume {
     #[prost(bytes="bytes", tag="1")]
     pub state: ::prost::bytes::Bytes,
     /// The caller's answer to the pause, one JSON value. Set by the caller, not trusted. At most `Limits.max_frame_bytes`.
+    /// Empty: none.
     #[prost(bytes="bytes", tag="2")]
     pub answer: ::prost::bytes::Bytes,
 }
@@ -611,16 +614,16 @@ pub struct ToolContext {
     /// Which teardown scopes may be registered. Unset: this door has no teardown. Set by the sidecar.
     #[prost(message, optional, tag="12")]
     pub teardown_scopes: ::core::option::Option<TeardownScopes>,
-    /// One key for each scope whose fact this call has. Set by the sidecar.
+    /// One key for each scope whose fact this call has. Set by the sidecar. Empty: none.
     #[prost(message, repeated, tag="13")]
     pub session_keys: ::prost::alloc::vec::Vec<SessionKey>,
-    /// Whether any credential provider is configured for this worker. Set by the sidecar.
+    /// Whether any credential provider is configured for this worker. Set by the sidecar. Unset: no.
     #[prost(bool, tag="14")]
     pub has_credentials: bool,
     /// The credentials of the tool's declared `needs`. Unset: none were declared. Secret. Set by the sidecar.
     #[prost(message, optional, tag="15")]
     pub credentials: ::core::option::Option<PushedCredentials>,
-    /// Whether an artifact store is configured. Set by the sidecar.
+    /// Whether an artifact store is configured. Set by the sidecar. Unset: no.
     #[prost(bool, tag="16")]
     pub has_artifacts: bool,
     /// The redeemed `wants`. Unset: none were declared, or none of their arguments sent. Set by the sidecar.
@@ -641,7 +644,7 @@ pub struct ToolContext {
     /// The catalogue generation the call is pinned to. Always set by the sidecar.
     #[prost(uint64, tag="22")]
     pub generation: u64,
-    /// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar.
+    /// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no.
     #[prost(bool, tag="23")]
     pub has_bus: bool,
 }
@@ -939,7 +942,7 @@ pub struct Result {
     /// Content blocks beside the value. Empty: none.
     #[prost(message, repeated, tag="2")]
     pub content: ::prost::alloc::vec::Vec<ContentBlock>,
-    /// The tool's own word that what it returned is an error. Never a transport error.
+    /// The tool's own word that what it returned is an error. Never a transport error. Unset: no.
     #[prost(bool, tag="3")]
     pub is_error: bool,
     /// The artifact that holds the value, where the tool's placement moved it there; `json` is then unset. Unset: the value
@@ -970,7 +973,7 @@ pub struct Paused {
     /// set by the sidecar. Secret.
     #[prost(string, optional, tag="2")]
     pub ticket: ::core::option::Option<::prost::alloc::string::String>,
-    /// What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller.
+    /// What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller. Unset: none.
     #[prost(bytes="bytes", optional, tag="3")]
     pub state: ::core::option::Option<::prost::bytes::Bytes>,
 }
@@ -994,10 +997,10 @@ pub struct Failure {
     #[prost(enumeration="FailureKind", tag="1")]
     pub kind: i32,
     /// A sentence that says what would work. Quotes no values, secrets or other scopes; only a ToolError's text comes from
-    /// the tool. At most 4 KiB.
+    /// the tool. At most 4 KiB. Always set by the sidecar.
     #[prost(string, tag="2")]
     pub message: ::prost::alloc::string::String,
-    /// Whether the same request may work later.
+    /// Whether the same request may work later. Unset: no.
     #[prost(bool, tag="3")]
     pub retryable: bool,
     /// When to try again. Unset: not known.
@@ -1006,7 +1009,7 @@ pub struct Failure {
     /// What it may have done to the world. From a worker: its own word, believed. Unset: POSSIBLE.
     #[prost(enumeration="SideEffects", tag="5")]
     pub side_effects: i32,
-    /// Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS.
+    /// Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS. Empty: none is told.
     #[prost(message, repeated, tag="6")]
     pub issues: ::prost::alloc::vec::Vec<ArgumentIssue>,
 }
@@ -1187,7 +1190,7 @@ pub struct CallSummary {
     /// How long it may still run. Always set.
     #[prost(message, optional, tag="8")]
     pub remaining: ::core::option::Option<::prost_types::Duration>,
-    /// How many reports it sent.
+    /// How many reports it sent. Unset: 0.
     #[prost(uint64, tag="9")]
     pub reports: u64,
     /// The person's line of its newest report. Unset: it sent none.
@@ -1207,10 +1210,10 @@ pub struct ListCallsRequest {
 /// ListCalls: the calls.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListCallsResponse {
-    /// Oldest first.
+    /// Oldest first. Empty: none.
     #[prost(message, repeated, tag="1")]
     pub calls: ::prost::alloc::vec::Vec<CallSummary>,
-    /// How many there are in all.
+    /// How many there are in all. Unset: 0.
     #[prost(uint64, tag="2")]
     pub total: u64,
 }
@@ -1233,10 +1236,10 @@ pub struct WatchCallsResponse {
     /// When, in nanoseconds since the Unix epoch. Always set.
     #[prost(fixed64, tag="3")]
     pub time_unix_nano: u64,
-    /// How it ended. Only with ENDED, where it failed.
+    /// How it ended. Only with ENDED, where it failed. Unset: it did not.
     #[prost(enumeration="FailureKind", tag="4")]
     pub failure: i32,
-    /// Why it was asked to stop. Only with CANCELLED.
+    /// Why it was asked to stop. Only with CANCELLED. Unset: it was not.
     #[prost(enumeration="CancelReason", tag="5")]
     pub reason: i32,
     /// How many events were lost just before this one to a slow reader. 0: none.
@@ -1253,7 +1256,7 @@ pub struct CancelCallRequest {
 /// CancelCall: whether it ran.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelCallResponse {
-    /// Whether there was such a call to cancel.
+    /// Whether there was such a call to cancel. Unset: no.
     #[prost(bool, tag="1")]
     pub found: bool,
 }
@@ -1267,7 +1270,7 @@ pub struct ShutdownRequest {
 /// Shutdown: begun.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ShutdownResponse {
-    /// How many calls were running.
+    /// How many calls were running. Unset: 0.
     #[prost(uint32, tag="1")]
     pub running: u32,
 }
@@ -1367,14 +1370,14 @@ pub struct BusGuarantees {
     /// Of deliveries and jobs. Always set by the sidecar.
     #[prost(enumeration="DeliveryGuarantee", tag="1")]
     pub delivery: i32,
-    /// Whether what is stored survives a crash of the sidecar. Set by the sidecar.
+    /// Whether what is stored survives a crash of the sidecar. Set by the sidecar. Unset: no.
     #[prost(bool, tag="2")]
     pub durable: bool,
 }
 /// One stored value.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvEntry {
-    /// The value.
+    /// The value. Empty: an empty value.
     #[prost(bytes="bytes", tag="1")]
     pub value: ::prost::bytes::Bytes,
     /// Its revision: opaque, compared for equality only, never used again. Always set by the sidecar.
@@ -1436,7 +1439,7 @@ pub struct KvPut {
     /// The key. Required.
     #[prost(string, tag="3")]
     pub key: ::prost::alloc::string::String,
-    /// The value. At most `Limits.max_inline_bytes`.
+    /// The value. At most `Limits.max_inline_bytes`. Empty: an empty value.
     #[prost(bytes="bytes", tag="4")]
     pub value: ::prost::bytes::Bytes,
     /// What must be there. Unset: anything.
@@ -1472,7 +1475,7 @@ pub struct KvDelete {
 /// A value is not there any more.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvDeleted {
-    /// Whether there was one.
+    /// Whether there was one. Unset: no.
     #[prost(bool, tag="1")]
     pub existed: bool,
 }
@@ -1498,7 +1501,7 @@ pub struct KvKeys {
 /// A page of keys.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvKeyPage {
-    /// In order. A key present throughout the walk is never skipped.
+    /// In order. A key present throughout the walk is never skipped. Empty: none.
     #[prost(string, repeated, tag="1")]
     pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Where to go on. Unset: there is no more.
@@ -1570,10 +1573,11 @@ pub struct Publish {
     /// The subject: tokens of `\[a-zA-Z0-9_-\]+` joined by dots, no wildcard. Required. At most 256 bytes.
     #[prost(string, tag="2")]
     pub subject: ::prost::alloc::string::String,
-    /// The payload. At most `Limits.max_inline_bytes`.
+    /// The payload. At most `Limits.max_inline_bytes`. Empty: an empty one.
     #[prost(bytes="bytes", tag="3")]
     pub payload: ::prost::bytes::Bytes,
     /// Headers, single-valued. `pillion-` and trace headers are stamped by the sidecar and ignored here. At most 4 KiB.
+    /// Empty: none.
     #[prost(map="string, string", tag="4")]
     pub headers: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
@@ -1632,10 +1636,10 @@ pub struct JobEnqueue {
     /// The queue, `\[a-z0-9-\]{1,64}`. Required.
     #[prost(string, tag="2")]
     pub queue: ::prost::alloc::string::String,
-    /// The payload. At most `Limits.max_inline_bytes`.
+    /// The payload. At most `Limits.max_inline_bytes`. Empty: an empty one.
     #[prost(bytes="bytes", tag="3")]
     pub payload: ::prost::bytes::Bytes,
-    /// Headers, single-valued. At most 4 KiB.
+    /// Headers, single-valued. At most 4 KiB. Empty: none.
     #[prost(map="string, string", tag="4")]
     pub headers: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
     /// A second job with the same key in the same queue is the first one. Unset: none.
@@ -1654,7 +1658,7 @@ pub struct JobEnqueued {
     /// Its id. Always set.
     #[prost(string, tag="1")]
     pub job: ::prost::alloc::string::String,
-    /// Whether it was there already; nothing was queued then.
+    /// Whether it was there already; nothing was queued then. Unset: no.
     #[prost(bool, tag="2")]
     pub duplicate: bool,
 }
@@ -1683,13 +1687,13 @@ pub struct JobClaimed {
     /// The job's id. Unset: the queue is empty.
     #[prost(string, optional, tag="2")]
     pub job: ::core::option::Option<::prost::alloc::string::String>,
-    /// The payload.
+    /// The payload. Empty: an empty one.
     #[prost(bytes="bytes", tag="3")]
     pub payload: ::prost::bytes::Bytes,
-    /// The headers.
+    /// The headers. Empty: none.
     #[prost(map="string, string", tag="4")]
     pub headers: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
-    /// Which attempt this is, counted at claim from 1.
+    /// Which attempt this is, counted at claim from 1. Always set.
     #[prost(uint32, tag="5")]
     pub attempt: u32,
 }
@@ -1757,13 +1761,13 @@ pub struct DeliveredMessage {
     /// The concrete subject. Always set.
     #[prost(string, tag="1")]
     pub subject: ::prost::alloc::string::String,
-    /// The payload.
+    /// The payload. Empty: an empty one.
     #[prost(bytes="bytes", tag="2")]
     pub payload: ::prost::bytes::Bytes,
-    /// The headers, with those that the sidecar stamped.
+    /// The headers, with those that the sidecar stamped. Empty: none.
     #[prost(map="string, string", tag="3")]
     pub headers: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
-    /// Which attempt this is, from 1.
+    /// Which attempt this is, from 1. Always set.
     #[prost(uint32, tag="4")]
     pub attempt: u32,
 }
@@ -1887,10 +1891,10 @@ impl Settlement {
 /// A protocol version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ProtocolVersion {
-    /// Breaking changes.
+    /// Breaking changes. Unset: 1 in a hello.
     #[prost(uint32, tag="1")]
     pub major: u32,
-    /// Additions.
+    /// Additions. Unset: 0.
     #[prost(uint32, tag="2")]
     pub minor: u32,
 }
@@ -1922,7 +1926,7 @@ pub struct CallerHello {
     /// The newest version spoken. Unset: 1.0.
     #[prost(message, optional, tag="2")]
     pub maximum: ::core::option::Option<ProtocolVersion>,
-    /// Features known, by name. An unknown one is ignored.
+    /// Features known, by name. An unknown one is ignored. Empty: none.
     #[prost(string, repeated, tag="3")]
     pub features: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// JSON-RPC methods that this caller answers, such as `elicitation/create`. Empty: none.
@@ -1943,7 +1947,7 @@ pub struct HostHello {
     /// What the caller may send. Always set.
     #[prost(message, optional, tag="2")]
     pub limits: ::core::option::Option<Limits>,
-    /// Features in use, by name.
+    /// Features in use, by name. Empty: none.
     #[prost(string, repeated, tag="3")]
     pub features: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The id of this sidecar process. Always set.
@@ -2037,7 +2041,7 @@ pub struct Started {
     /// The handle to follow a detachable call with. Unset: not detachable. Secret.
     #[prost(string, optional, tag="4")]
     pub ticket: ::core::option::Option<::prost::alloc::string::String>,
-    /// Whether this call joined or replays an earlier one with the same idempotency key.
+    /// Whether this call joined or replays an earlier one with the same idempotency key. Unset: no.
     #[prost(bool, tag="5")]
     pub joined: bool,
 }
@@ -2074,7 +2078,7 @@ pub struct TeardownRegistered {
     /// A name for people. Unset: none.
     #[prost(string, optional, tag="3")]
     pub label: ::core::option::Option<::prost::alloc::string::String>,
-    /// Whether it stood already.
+    /// Whether it stood already. Unset: no.
     #[prost(bool, tag="4")]
     pub reused: bool,
 }
@@ -2119,7 +2123,7 @@ pub struct Consent {
     /// The service. Always set.
     #[prost(string, tag="1")]
     pub service: ::prost::alloc::string::String,
-    /// Where the person authorises it. Secret: a bearer capability, for the person alone.
+    /// Where the person authorises it. Secret: a bearer capability, for the person alone. Always set.
     #[prost(string, tag="2")]
     pub url: ::prost::alloc::string::String,
 }
@@ -2262,10 +2266,11 @@ pub struct ToolDescriptor {
     /// What running it does to the world. Unset: UNSAFE.
     #[prost(enumeration="Effects", tag="8")]
     pub effects: i32,
-    /// Credentials to be issued before it runs. At most 16, one a service.
+    /// Credentials to be issued before it runs. At most 16, one a service. Empty: none.
     #[prost(message, repeated, tag="9")]
     pub needs: ::prost::alloc::vec::Vec<CredentialNeed>,
-    /// Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16.
+    /// Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16. Empty:
+    /// none.
     #[prost(map="string, string", tag="10")]
     pub wants: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
     /// RUN or SESSION: pin a scope to one instance. Unset: not pinned. Other scopes are refused.
@@ -2542,7 +2547,7 @@ pub struct ArtifactGot {
 /// Removes an artifact.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ArtifactDelete {
-    /// The reference. Any string is agreed to.
+    /// The reference. Any string is agreed to. Unset: agreed to as well.
     #[prost(string, tag="1")]
     pub reference: ::prost::alloc::string::String,
 }
@@ -2559,7 +2564,7 @@ pub struct ArtifactList {
 /// A page of artifacts.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ArtifactPage {
-    /// Newest first, never payloads.
+    /// Newest first, never payloads. Empty: none.
     #[prost(message, repeated, tag="1")]
     pub artifacts: ::prost::alloc::vec::Vec<ArtifactMeta>,
     /// Where to go on. Unset: there is no more.
@@ -2582,7 +2587,7 @@ pub struct ArtifactUpload {
 /// Where to upload.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ArtifactUploadOpened {
-    /// For one `Upload`, dead with the call. Secret.
+    /// For one `Upload`, dead with the call. Secret. Always set.
     #[prost(string, tag="1")]
     pub transfer_token: ::prost::alloc::string::String,
 }
@@ -2606,7 +2611,7 @@ pub struct ToolsHas {
 /// Whether it can.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ToolsHasAnswer {
-    /// Whether it is in the catalogue and policy lets this call run it.
+    /// Whether it is in the catalogue and policy lets this call run it. Unset: no.
     #[prost(bool, tag="1")]
     pub available: bool,
 }
@@ -2634,10 +2639,10 @@ pub struct Done {
 /// The caller's own JSON-RPC error, unaltered.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerError {
-    /// The code.
+    /// The code. Unset: 0.
     #[prost(int64, tag="1")]
     pub code: i64,
-    /// The message. At most 4 KiB.
+    /// The message. At most 4 KiB. Unset: none.
     #[prost(string, tag="2")]
     pub message: ::prost::alloc::string::String,
     /// The data, one JSON value as text. Unset: none.
@@ -2650,16 +2655,16 @@ pub struct ReplyError {
     /// Why. Always set.
     #[prost(enumeration="ReplyErrorCode", tag="1")]
     pub code: i32,
-    /// A sentence that says what would work. Quotes no values, secrets or other scopes.
+    /// A sentence that says what would work. Quotes no values, secrets or other scopes. Always set.
     #[prost(string, tag="2")]
     pub message: ::prost::alloc::string::String,
-    /// Whether the same request may work later.
+    /// Whether the same request may work later. Unset: no.
     #[prost(bool, tag="3")]
     pub retryable: bool,
     /// When to try again. Unset: not known.
     #[prost(message, optional, tag="4")]
     pub retry_after: ::core::option::Option<::prost_types::Duration>,
-    /// The caller's own error. Only with PEER_ERROR.
+    /// The caller's own error. Only with PEER_ERROR. Unset: it is none of the caller's.
     #[prost(message, optional, tag="5")]
     pub peer: ::core::option::Option<PeerError>,
     /// The revision that was there. Only with BUS_CONFLICT; unset: none was there.
@@ -2752,10 +2757,10 @@ pub struct TeardownAccepted {
     /// Its id, minted by the sidecar. Always set.
     #[prost(string, tag="1")]
     pub registration_id: ::prost::alloc::string::String,
-    /// Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness.
+    /// Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness. Unset: no.
     #[prost(bool, tag="2")]
     pub reused: bool,
-    /// How many times it was registered, this one included.
+    /// How many times it was registered, this one included. Always set.
     #[prost(uint32, tag="3")]
     pub count: u32,
 }
@@ -2924,13 +2929,13 @@ pub struct WorkerHello {
     /// The newest version spoken. Unset: 1.0.
     #[prost(message, optional, tag="6")]
     pub maximum: ::core::option::Option<ProtocolVersion>,
-    /// The tools, each allowed by the token's grant. A bad one is refused by name; the others stay.
+    /// The tools, each allowed by the token's grant. A bad one is refused by name; the others stay. Empty: none yet.
     #[prost(message, repeated, tag="7")]
     pub tools: ::prost::alloc::vec::Vec<ToolDescriptor>,
     /// How many calls at once. Unset: 64. 0 is refused; at most 65,536.
     #[prost(uint32, optional, tag="8")]
     pub concurrency: ::core::option::Option<u32>,
-    /// Features known, by name. An unknown one is ignored.
+    /// Features known, by name. An unknown one is ignored. Empty: none.
     #[prost(string, repeated, tag="9")]
     pub features: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The largest frame the worker takes. Unset: the sidecar's own limit.
@@ -2946,7 +2951,8 @@ pub struct Reattach {
     /// Its secret. Required. Secret: never logged.
     #[prost(string, tag="2")]
     pub secret: ::prost::alloc::string::String,
-    /// Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`.
+    /// Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`. Empty:
+    /// none.
     #[prost(string, repeated, tag="3")]
     pub registrations: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -3026,7 +3032,7 @@ pub struct Cancel {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Progress {
     /// One JSON value as text, passed on unaltered. The person's line is its top-level text `message`. From the tool, not
-    /// trusted. At most `Limits.max_inline_bytes`.
+    /// trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
     #[prost(bytes="bytes", tag="1")]
     pub payload: ::prost::bytes::Bytes,
 }
@@ -3039,10 +3045,10 @@ pub struct Log {
     /// How much it matters. Unset: INFO.
     #[prost(enumeration="LogLevel", tag="1")]
     pub level: i32,
-    /// The line. At most 8 KiB; the rest is cut.
+    /// The line. At most 8 KiB; the rest is cut. Unset: an empty line.
     #[prost(string, tag="2")]
     pub message: ::prost::alloc::string::String,
-    /// More about it. At most 32 pairs of at most 256 bytes each; the rest is cut.
+    /// More about it. At most 32 pairs of at most 256 bytes each; the rest is cut. Empty: none.
     #[prost(map="string, string", tag="3")]
     pub fields: ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
@@ -3131,7 +3137,7 @@ pub struct Drain {
 /// Direction: worker to sidecar, on call 0. Legal: any time after `Welcome`. Must follow: another `Welcome`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ToolsChanged {
-    /// All tools from now on; running calls keep what they started with.
+    /// All tools from now on; running calls keep what they started with. Empty: none.
     #[prost(message, repeated, tag="1")]
     pub tools: ::prost::alloc::vec::Vec<ToolDescriptor>,
 }
@@ -3191,7 +3197,7 @@ impl LogLevel {
 /// nonce from a worker or the sidecar; a caller need not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ping {
-    /// Chosen by the asker, given back by the answerer.
+    /// Chosen by the asker, given back by the answerer. Unset: 0.
     #[prost(uint64, tag="1")]
     pub nonce: u64,
 }
@@ -3200,7 +3206,7 @@ pub struct Ping {
 /// Direction: both, on both hops, on call 0. Legal: once a `Ping`; another is ignored. Must follow: nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Pong {
-    /// The nonce of the ping.
+    /// The nonce of the ping. Unset: 0.
     #[prost(uint64, tag="1")]
     pub nonce: u64,
 }
@@ -3212,10 +3218,10 @@ pub struct Output {
     /// The stream's name within the call. Required.
     #[prost(string, tag="1")]
     pub name: ::prost::alloc::string::String,
-    /// The next bytes.
+    /// The next bytes. Empty: none.
     #[prost(bytes="bytes", tag="2")]
     pub chunk: ::prost::bytes::Bytes,
-    /// Whether the stream ends here.
+    /// Whether the stream ends here. Unset: no.
     #[prost(bool, tag="3")]
     pub end: bool,
 }
@@ -3227,10 +3233,10 @@ pub struct Input {
     /// The stream's name within the call. Required.
     #[prost(string, tag="1")]
     pub name: ::prost::alloc::string::String,
-    /// The next bytes.
+    /// The next bytes. Empty: none.
     #[prost(bytes="bytes", tag="2")]
     pub chunk: ::prost::bytes::Bytes,
-    /// Whether the stream ends here.
+    /// Whether the stream ends here. Unset: no.
     #[prost(bool, tag="3")]
     pub end: bool,
 }
@@ -3363,35 +3369,36 @@ pub mod frame {
 /// A batch of frames from a worker. At most `Limits.max_message_bytes`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AttachRequest {
-    /// The frames, handled in order.
+    /// The frames, handled in order. Empty: nothing happens.
     #[prost(message, repeated, tag="1")]
     pub frames: ::prost::alloc::vec::Vec<Frame>,
 }
 /// A batch of frames to a worker.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AttachResponse {
-    /// The frames, in order.
+    /// The frames, in order. Never empty.
     #[prost(message, repeated, tag="1")]
     pub frames: ::prost::alloc::vec::Vec<Frame>,
 }
 /// A batch of frames from a caller. At most `Limits.max_message_bytes`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExecuteRequest {
-    /// The frames, handled in order.
+    /// The frames, handled in order. Empty: nothing happens.
     #[prost(message, repeated, tag="1")]
     pub frames: ::prost::alloc::vec::Vec<Frame>,
 }
 /// A batch of frames to a caller.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExecuteResponse {
-    /// The frames, in order.
+    /// The frames, in order. Never empty.
     #[prost(message, repeated, tag="1")]
     pub frames: ::prost::alloc::vec::Vec<Frame>,
 }
 /// Call: what to run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CallRequest {
-    /// As on a stream. `detachable` is refused: there is nothing to follow it on.
+    /// As on a stream. `detachable` is refused: there is nothing to follow it on. Unset: no tool is named, which is
+    /// refused.
     #[prost(message, optional, tag="1")]
     pub start: ::core::option::Option<Start>,
 }
@@ -3415,7 +3422,7 @@ pub struct ListToolsRequest {
 /// ListTools: the tools.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListToolsResponse {
-    /// By name, in order.
+    /// By name, in order. Empty: none.
     #[prost(message, repeated, tag="1")]
     pub tools: ::prost::alloc::vec::Vec<ToolDescriptor>,
     /// The generation of the catalogue they were read from. Always set.
@@ -3432,7 +3439,7 @@ pub struct WatchToolsRequest {
 /// WatchTools: the tools, whole, whenever they change; the first at once.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchToolsResponse {
-    /// By name, in order.
+    /// By name, in order. Empty: none.
     #[prost(message, repeated, tag="1")]
     pub tools: ::prost::alloc::vec::Vec<ToolDescriptor>,
     /// The generation of the catalogue they were read from. Always set; increases.
@@ -3458,7 +3465,7 @@ pub struct GetInfoResponse {
     /// What callers may send. Always set.
     #[prost(message, optional, tag="4")]
     pub limits: ::core::option::Option<Limits>,
-    /// Features, by name.
+    /// Features, by name. Empty: none.
     #[prost(string, repeated, tag="5")]
     pub features: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The id of this sidecar process. Always set.
@@ -3500,13 +3507,13 @@ pub mod end_scope_request {
 /// EndScope: what was torn down.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndScopeResponse {
-    /// How many teardowns fired.
+    /// How many teardowns fired. Unset: 0.
     #[prost(uint32, tag="1")]
     pub fired: u32,
-    /// How many of them failed or timed out.
+    /// How many of them failed or timed out. Unset: 0.
     #[prost(uint32, tag="2")]
     pub failed: u32,
-    /// How many running calls were cancelled.
+    /// How many running calls were cancelled. Unset: 0.
     #[prost(uint32, tag="3")]
     pub cancelled: u32,
 }

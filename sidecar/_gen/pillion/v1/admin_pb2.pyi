@@ -123,7 +123,7 @@ class CallSummary(_message.Message):
     worker_instance_id: _builtins.str
     """The instance. Unset: not routed yet."""
     reports: _builtins.int
-    """How many reports it sent."""
+    """How many reports it sent. Unset: 0."""
     line: _builtins.str
     """The person's line of its newest report. Unset: it sent none."""
     @_builtins.property
@@ -209,10 +209,10 @@ class ListCallsResponse(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     total: _builtins.int
-    """How many there are in all."""
+    """How many there are in all. Unset: 0."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallSummary]:
-        """Oldest first."""
+        """Oldest first. Empty: none."""
 
     def __init__(
         self,
@@ -269,9 +269,9 @@ class WatchCallsResponse(_message.Message):
     time_unix_nano: _builtins.int
     """When, in nanoseconds since the Unix epoch. Always set."""
     failure: _outcome_pb2.FailureKind.ValueType
-    """How it ended. Only with ENDED, where it failed."""
+    """How it ended. Only with ENDED, where it failed. Unset: it did not."""
     reason: _context_pb2.CancelReason.ValueType
-    """Why it was asked to stop. Only with CANCELLED."""
+    """Why it was asked to stop. Only with CANCELLED. Unset: it was not."""
     lost: _builtins.int
     """How many events were lost just before this one to a slow reader. 0: none."""
     @_builtins.property
@@ -326,7 +326,7 @@ class CancelCallResponse(_message.Message):
 
     FOUND_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
-    """Whether there was such a call to cancel."""
+    """Whether there was such a call to cancel. Unset: no."""
     def __init__(
         self,
         *,
@@ -372,7 +372,7 @@ class ShutdownResponse(_message.Message):
 
     RUNNING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
-    """How many calls were running."""
+    """How many calls were running. Unset: 0."""
     def __init__(
         self,
         *,

@@ -235,7 +235,7 @@ class ArtifactMeta(_message.Message):
 
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The artifacts it was made from, proven to be in the same scope. At most 64."""
+        """The artifacts it was made from, proven to be in the same scope. At most 64. Empty: none."""
 
     def __init__(
         self,
@@ -293,7 +293,9 @@ class ArtifactInput(_message.Message):
 
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are not."""
+        """The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are
+        not. Empty: none.
+        """
 
     def __init__(
         self,
@@ -534,7 +536,7 @@ class DeleteRequest(_message.Message):
     SCOPE_FIELD_NUMBER: _builtins.int
     REFERENCE_FIELD_NUMBER: _builtins.int
     reference: _builtins.str
-    """The reference. Any string is agreed to."""
+    """The reference. Any string is agreed to. Unset: agreed to as well."""
     @_builtins.property
     def scope(self) -> Global___ScopeFacts:
         """Whom it is for. Unset: the caller principal alone."""
@@ -621,7 +623,7 @@ class ListResponse(_message.Message):
     """Where to go on. Unset: there is no more."""
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArtifactMeta]:
-        """Newest first."""
+        """Newest first. Empty: none."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class AttachRequest(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.Frame]:
-        """The frames, handled in order."""
+        """The frames, handled in order. Empty: nothing happens."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AttachResponse(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.Frame]:
-        """The frames, in order."""
+        """The frames, in order. Never empty."""
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class BusGuarantees(_message.Message):
     delivery: Global___DeliveryGuarantee.ValueType
     """Of deliveries and jobs. Always set by the sidecar."""
     durable: _builtins.bool
-    """Whether what is stored survives a crash of the sidecar. Set by the sidecar."""
+    """Whether what is stored survives a crash of the sidecar. Set by the sidecar. Unset: no."""
     def __init__(
         self,
         *,
@@ -136,7 +136,7 @@ class KvEntry(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_FIELD_NUMBER: _builtins.int
     value: _builtins.bytes
-    """The value."""
+    """The value. Empty: an empty value."""
     revision: _builtins.str
     """Its revision: opaque, compared for equality only, never used again. Always set by the sidecar."""
     @_builtins.property
@@ -259,7 +259,7 @@ class KvPut(_message.Message):
     key: _builtins.str
     """The key. Required."""
     value: _builtins.bytes
-    """The value. At most `Limits.max_inline_bytes`."""
+    """The value. At most `Limits.max_inline_bytes`. Empty: an empty value."""
     @_builtins.property
     def expectation(self) -> Global___KvExpectation:
         """What must be there. Unset: anything."""
@@ -352,7 +352,7 @@ class KvDeleted(_message.Message):
 
     EXISTED_FIELD_NUMBER: _builtins.int
     existed: _builtins.bool
-    """Whether there was one."""
+    """Whether there was one. Unset: no."""
     def __init__(
         self,
         *,
@@ -427,7 +427,7 @@ class KvKeyPage(_message.Message):
     """Where to go on. Unset: there is no more."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In order. A key present throughout the walk is never skipped."""
+        """In order. A key present throughout the walk is never skipped. Empty: none."""
 
     def __init__(
         self,
@@ -631,10 +631,12 @@ class Publish(_message.Message):
     subject: _builtins.str
     """The subject: tokens of `[a-zA-Z0-9_-]+` joined by dots, no wildcard. Required. At most 256 bytes."""
     payload: _builtins.bytes
-    """The payload. At most `Limits.max_inline_bytes`."""
+    """The payload. At most `Limits.max_inline_bytes`. Empty: an empty one."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers, single-valued. `pillion-` and trace headers are stamped by the sidecar and ignored here. At most 4 KiB."""
+        """Headers, single-valued. `pillion-` and trace headers are stamped by the sidecar and ignored here. At most 4 KiB.
+        Empty: none.
+        """
 
     def __init__(
         self,
@@ -813,14 +815,14 @@ class JobEnqueue(_message.Message):
     queue: _builtins.str
     """The queue, `[a-z0-9-]{1,64}`. Required."""
     payload: _builtins.bytes
-    """The payload. At most `Limits.max_inline_bytes`."""
+    """The payload. At most `Limits.max_inline_bytes`. Empty: an empty one."""
     dedup_key: _builtins.str
     """A second job with the same key in the same queue is the first one. Unset: none."""
     max_attempts: _builtins.int
     """How many claims before it is a dead letter. Unset: 5. 0 is refused."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers, single-valued. At most 4 KiB."""
+        """Headers, single-valued. At most 4 KiB. Empty: none."""
 
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
@@ -863,7 +865,7 @@ class JobEnqueued(_message.Message):
     job: _builtins.str
     """Its id. Always set."""
     duplicate: _builtins.bool
-    """Whether it was there already; nothing was queued then."""
+    """Whether it was there already; nothing was queued then. Unset: no."""
     def __init__(
         self,
         *,
@@ -952,12 +954,12 @@ class JobClaimed(_message.Message):
     job: _builtins.str
     """The job's id. Unset: the queue is empty."""
     payload: _builtins.bytes
-    """The payload."""
+    """The payload. Empty: an empty one."""
     attempt: _builtins.int
-    """Which attempt this is, counted at claim from 1."""
+    """Which attempt this is, counted at claim from 1. Always set."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The headers."""
+        """The headers. Empty: none."""
 
     def __init__(
         self,
@@ -1135,12 +1137,12 @@ class DeliveredMessage(_message.Message):
     subject: _builtins.str
     """The concrete subject. Always set."""
     payload: _builtins.bytes
-    """The payload."""
+    """The payload. Empty: an empty one."""
     attempt: _builtins.int
-    """Which attempt this is, from 1."""
+    """Which attempt this is, from 1. Always set."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The headers, with those that the sidecar stamped."""
+        """The headers, with those that the sidecar stamped. Empty: none."""
 
     def __init__(
         self,

@@ -567,7 +567,7 @@ class ArtifactDelete(_message.Message):
 
     REFERENCE_FIELD_NUMBER: _builtins.int
     reference: _builtins.str
-    """The reference. Any string is agreed to."""
+    """The reference. Any string is agreed to. Unset: agreed to as well."""
     def __init__(
         self,
         *,
@@ -626,7 +626,7 @@ class ArtifactPage(_message.Message):
     """Where to go on. Unset: there is no more."""
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_artifacts_pb2.ArtifactMeta]:
-        """Newest first, never payloads."""
+        """Newest first, never payloads. Empty: none."""
 
     def __init__(
         self,
@@ -684,7 +684,7 @@ class ArtifactUploadOpened(_message.Message):
 
     TRANSFER_TOKEN_FIELD_NUMBER: _builtins.int
     transfer_token: _builtins.str
-    """For one `Upload`, dead with the call. Secret."""
+    """For one `Upload`, dead with the call. Secret. Always set."""
     def __init__(
         self,
         *,
@@ -756,7 +756,7 @@ class ToolsHasAnswer(_message.Message):
 
     AVAILABLE_FIELD_NUMBER: _builtins.int
     available: _builtins.bool
-    """Whether it is in the catalogue and policy lets this call run it."""
+    """Whether it is in the catalogue and policy lets this call run it. Unset: no."""
     def __init__(
         self,
         *,
@@ -849,9 +849,9 @@ class PeerError(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     code: _builtins.int
-    """The code."""
+    """The code. Unset: 0."""
     message: _builtins.str
-    """The message. At most 4 KiB."""
+    """The message. At most 4 KiB. Unset: none."""
     data: _builtins.bytes
     """The data, one JSON value as text. Unset: none."""
     def __init__(
@@ -886,9 +886,9 @@ class ReplyError(_message.Message):
     code: Global___ReplyErrorCode.ValueType
     """Why. Always set."""
     message: _builtins.str
-    """A sentence that says what would work. Quotes no values, secrets or other scopes."""
+    """A sentence that says what would work. Quotes no values, secrets or other scopes. Always set."""
     retryable: _builtins.bool
-    """Whether the same request may work later."""
+    """Whether the same request may work later. Unset: no."""
     actual_revision: _builtins.str
     """The revision that was there. Only with BUS_CONFLICT; unset: none was there."""
     @_builtins.property
@@ -897,7 +897,7 @@ class ReplyError(_message.Message):
 
     @_builtins.property
     def peer(self) -> Global___PeerError:
-        """The caller's own error. Only with PEER_ERROR."""
+        """The caller's own error. Only with PEER_ERROR. Unset: it is none of the caller's."""
 
     def __init__(
         self,
@@ -1079,9 +1079,9 @@ class TeardownAccepted(_message.Message):
     registration_id: _builtins.str
     """Its id, minted by the sidecar. Always set."""
     reused: _builtins.bool
-    """Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness."""
+    """Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness. Unset: no."""
     count: _builtins.int
-    """How many times it was registered, this one included."""
+    """How many times it was registered, this one included. Always set."""
     def __init__(
         self,
         *,

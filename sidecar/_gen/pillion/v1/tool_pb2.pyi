@@ -250,11 +250,13 @@ class ToolDescriptor(_message.Message):
 
     @_builtins.property
     def needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CredentialNeed]:
-        """Credentials to be issued before it runs. At most 16, one a service."""
+        """Credentials to be issued before it runs. At most 16, one a service. Empty: none."""
 
     @_builtins.property
     def wants(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16."""
+        """Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16. Empty:
+        none.
+        """
 
     @_builtins.property
     def default_timeout(self) -> _duration_pb2.Duration:

@@ -99,11 +99,11 @@ class WorkerHello(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDescriptor]:
-        """The tools, each allowed by the token's grant. A bad one is refused by name; the others stay."""
+        """The tools, each allowed by the token's grant. A bad one is refused by name; the others stay. Empty: none yet."""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Features known, by name. An unknown one is ignored."""
+        """Features known, by name. An unknown one is ignored. Empty: none."""
 
     def __init__(
         self,
@@ -153,7 +153,9 @@ class Reattach(_message.Message):
     """Its secret. Required. Secret: never logged."""
     @_builtins.property
     def registrations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`."""
+        """Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`. Empty:
+        none.
+        """
 
     def __init__(
         self,
@@ -337,7 +339,7 @@ class Progress(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """One JSON value as text, passed on unaltered. The person's line is its top-level text `message`. From the tool, not
-    trusted. At most `Limits.max_inline_bytes`.
+    trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
     """
     def __init__(
         self,
@@ -388,10 +390,10 @@ class Log(_message.Message):
     level: Global___LogLevel.ValueType
     """How much it matters. Unset: INFO."""
     message: _builtins.str
-    """The line. At most 8 KiB; the rest is cut."""
+    """The line. At most 8 KiB; the rest is cut. Unset: an empty line."""
     @_builtins.property
     def fields(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """More about it. At most 32 pairs of at most 256 bytes each; the rest is cut."""
+        """More about it. At most 32 pairs of at most 256 bytes each; the rest is cut. Empty: none."""
 
     def __init__(
         self,
@@ -620,7 +622,7 @@ class ToolsChanged(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDescriptor]:
-        """All tools from now on; running calls keep what they started with."""
+        """All tools from now on; running calls keep what they started with. Empty: none."""
 
     def __init__(
         self,

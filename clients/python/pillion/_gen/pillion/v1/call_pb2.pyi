@@ -70,9 +70,9 @@ class ProtocolVersion(_message.Message):
     MAJOR_FIELD_NUMBER: _builtins.int
     MINOR_FIELD_NUMBER: _builtins.int
     major: _builtins.int
-    """Breaking changes."""
+    """Breaking changes. Unset: 1 in a hello."""
     minor: _builtins.int
-    """Additions."""
+    """Additions. Unset: 0."""
     def __init__(
         self,
         *,
@@ -148,7 +148,7 @@ class CallerHello(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Features known, by name. An unknown one is ignored."""
+        """Features known, by name. An unknown one is ignored. Empty: none."""
 
     @_builtins.property
     def can_answer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -198,7 +198,7 @@ class HostHello(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Features in use, by name."""
+        """Features in use, by name. Empty: none."""
 
     def __init__(
         self,
@@ -401,7 +401,7 @@ class Started(_message.Message):
     ticket: _builtins.str
     """The handle to follow a detachable call with. Unset: not detachable. Secret."""
     joined: _builtins.bool
-    """Whether this call joined or replays an earlier one with the same idempotency key."""
+    """Whether this call joined or replays an earlier one with the same idempotency key. Unset: no."""
     def __init__(
         self,
         *,
@@ -491,7 +491,7 @@ class TeardownRegistered(_message.Message):
     label: _builtins.str
     """A name for people. Unset: none."""
     reused: _builtins.bool
-    """Whether it stood already."""
+    """Whether it stood already. Unset: no."""
     def __init__(
         self,
         *,
@@ -599,7 +599,7 @@ class Consent(_message.Message):
     service: _builtins.str
     """The service. Always set."""
     url: _builtins.str
-    """Where the person authorises it. Secret: a bearer capability, for the person alone."""
+    """Where the person authorises it. Secret: a bearer capability, for the person alone. Always set."""
     def __init__(
         self,
         *,

@@ -355,7 +355,9 @@ class WantedArtifacts(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def arguments(self) -> _containers.MessageMap[_builtins.str, Global___WantedArtifact]:
-        """Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten."""
+        """Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten. Empty: none was
+        redeemed.
+        """
 
     def __init__(
         self,
@@ -533,7 +535,7 @@ class HeadersCredential(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Header name to value. Values are secret. Set by the sidecar."""
+        """Header name to value. Values are secret. Set by the sidecar. Never empty."""
 
     def __init__(
         self,
@@ -577,7 +579,7 @@ class CustomCredential(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """Name to value. Values are secret. Set by the sidecar."""
+        """Name to value. Values are secret. Set by the sidecar. Never empty."""
 
     def __init__(
         self,
@@ -624,7 +626,7 @@ class PushedCredentials(_message.Message):
     SERVICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def services(self) -> _containers.MessageMap[_builtins.str, Global___Credential]:
-        """Service to credential. Secret. Set by the sidecar."""
+        """Service to credential. Secret. Set by the sidecar. Empty: none is needed."""
 
     def __init__(
         self,
@@ -650,7 +652,7 @@ class AnswerableRequests(_message.Message):
     METHODS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared."""
+        """JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared. Empty: none."""
 
     def __init__(
         self,
@@ -698,7 +700,9 @@ class Resume(_message.Message):
     state: _builtins.bytes
     """The state the tool paused with. Empty: it kept none. Set by the sidecar; at most 64 KiB."""
     answer: _builtins.bytes
-    """The caller's answer to the pause, one JSON value. Set by the caller, not trusted. At most `Limits.max_frame_bytes`."""
+    """The caller's answer to the pause, one JSON value. Set by the caller, not trusted. At most `Limits.max_frame_bytes`.
+    Empty: none.
+    """
     def __init__(
         self,
         *,
@@ -765,15 +769,15 @@ class ToolContext(_message.Message):
     1,024 bytes.
     """
     has_credentials: _builtins.bool
-    """Whether any credential provider is configured for this worker. Set by the sidecar."""
+    """Whether any credential provider is configured for this worker. Set by the sidecar. Unset: no."""
     has_artifacts: _builtins.bool
-    """Whether an artifact store is configured. Set by the sidecar."""
+    """Whether an artifact store is configured. Set by the sidecar. Unset: no."""
     attempt: _builtins.int
     """1 for the first invoke of the execution, 2 for the one retry after a lost instance. Always set by the sidecar."""
     generation: _builtins.int
     """The catalogue generation the call is pinned to. Always set by the sidecar."""
     has_bus: _builtins.bool
-    """Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar."""
+    """Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no."""
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The subject exactly as the caller named it. Unset: none was named; never invented."""
@@ -796,7 +800,7 @@ class ToolContext(_message.Message):
 
     @_builtins.property
     def session_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionKey]:
-        """One key for each scope whose fact this call has. Set by the sidecar."""
+        """One key for each scope whose fact this call has. Set by the sidecar. Empty: none."""
 
     @_builtins.property
     def credentials(self) -> Global___PushedCredentials:

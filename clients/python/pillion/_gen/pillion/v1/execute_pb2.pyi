@@ -33,7 +33,7 @@ class ExecuteRequest(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.Frame]:
-        """The frames, handled in order."""
+        """The frames, handled in order. Empty: nothing happens."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ExecuteResponse(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[_frame_pb2.Frame]:
-        """The frames, in order."""
+        """The frames, in order. Never empty."""
 
     def __init__(
         self,
@@ -81,7 +81,9 @@ class CallRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> _call_pb2.Start:
-        """As on a stream. `detachable` is refused: there is nothing to follow it on."""
+        """As on a stream. `detachable` is refused: there is nothing to follow it on. Unset: no tool is named, which is
+        refused.
+        """
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class ListToolsResponse(_message.Message):
     """The generation of the catalogue they were read from. Always set."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDescriptor]:
-        """By name, in order."""
+        """By name, in order. Empty: none."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class WatchToolsResponse(_message.Message):
     """The generation of the catalogue they were read from. Always set; increases."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDescriptor]:
-        """By name, in order."""
+        """By name, in order. Empty: none."""
 
     def __init__(
         self,
@@ -302,7 +304,7 @@ class GetInfoResponse(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Features, by name."""
+        """Features, by name. Empty: none."""
 
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -379,11 +381,11 @@ class EndScopeResponse(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
     fired: _builtins.int
-    """How many teardowns fired."""
+    """How many teardowns fired. Unset: 0."""
     failed: _builtins.int
-    """How many of them failed or timed out."""
+    """How many of them failed or timed out. Unset: 0."""
     cancelled: _builtins.int
-    """How many running calls were cancelled."""
+    """How many running calls were cancelled. Unset: 0."""
     def __init__(
         self,
         *,

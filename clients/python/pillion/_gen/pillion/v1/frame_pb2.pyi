@@ -33,7 +33,7 @@ class Ping(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
-    """Chosen by the asker, given back by the answerer."""
+    """Chosen by the asker, given back by the answerer. Unset: 0."""
     def __init__(
         self,
         *,
@@ -58,7 +58,7 @@ class Pong(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
-    """The nonce of the ping."""
+    """The nonce of the ping. Unset: 0."""
     def __init__(
         self,
         *,
@@ -87,9 +87,9 @@ class Output(_message.Message):
     name: _builtins.str
     """The stream's name within the call. Required."""
     chunk: _builtins.bytes
-    """The next bytes."""
+    """The next bytes. Empty: none."""
     end: _builtins.bool
-    """Whether the stream ends here."""
+    """Whether the stream ends here. Unset: no."""
     def __init__(
         self,
         *,
@@ -120,9 +120,9 @@ class Input(_message.Message):
     name: _builtins.str
     """The stream's name within the call. Required."""
     chunk: _builtins.bytes
-    """The next bytes."""
+    """The next bytes. Empty: none."""
     end: _builtins.bool
-    """Whether the stream ends here."""
+    """Whether the stream ends here. Unset: no."""
     def __init__(
         self,
         *,

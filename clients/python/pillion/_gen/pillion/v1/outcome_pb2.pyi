@@ -438,7 +438,7 @@ class Result(_message.Message):
     `null` nor empty text. Parsed by the sidecar only where an output schema is declared.
     """
     is_error: _builtins.bool
-    """The tool's own word that what it returned is an error. Never a transport error."""
+    """The tool's own word that what it returned is an error. Never a transport error. Unset: no."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]:
         """Content blocks beside the value. Empty: none."""
@@ -513,7 +513,7 @@ class Paused(_message.Message):
     set by the sidecar. Secret.
     """
     state: _builtins.bytes
-    """What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller."""
+    """What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller. Unset: none."""
     @_builtins.property
     def ask(self) -> Global___Ask:
         """What is asked. Required."""
@@ -586,10 +586,10 @@ class Failure(_message.Message):
     """Why. Always set."""
     message: _builtins.str
     """A sentence that says what would work. Quotes no values, secrets or other scopes; only a ToolError's text comes from
-    the tool. At most 4 KiB.
+    the tool. At most 4 KiB. Always set by the sidecar.
     """
     retryable: _builtins.bool
-    """Whether the same request may work later."""
+    """Whether the same request may work later. Unset: no."""
     side_effects: Global___SideEffects.ValueType
     """What it may have done to the world. From a worker: its own word, believed. Unset: POSSIBLE."""
     @_builtins.property
@@ -598,7 +598,7 @@ class Failure(_message.Message):
 
     @_builtins.property
     def issues(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentIssue]:
-        """Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS."""
+        """Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS. Empty: none is told."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ export interface CallSummary {
   remaining:
     | Duration
     | undefined;
-  /** How many reports it sent. */
+  /** How many reports it sent. Unset: 0. */
   reports: bigint;
   /** The person's line of its newest report. Unset: it sent none. */
   line?: string | undefined;
@@ -93,9 +93,9 @@ export interface ListCallsRequest {
 
 /** ListCalls: the calls. */
 export interface ListCallsResponse {
-  /** Oldest first. */
+  /** Oldest first. Empty: none. */
   calls: CallSummary[];
-  /** How many there are in all. */
+  /** How many there are in all. Unset: 0. */
   total: bigint;
 }
 
@@ -115,9 +115,9 @@ export interface WatchCallsResponse {
     | undefined;
   /** When, in nanoseconds since the Unix epoch. Always set. */
   timeUnixNano: bigint;
-  /** How it ended. Only with ENDED, where it failed. */
+  /** How it ended. Only with ENDED, where it failed. Unset: it did not. */
   failure: FailureKind;
-  /** Why it was asked to stop. Only with CANCELLED. */
+  /** Why it was asked to stop. Only with CANCELLED. Unset: it was not. */
   reason: CancelReason;
   /** How many events were lost just before this one to a slow reader. 0: none. */
   lost: bigint;
@@ -131,7 +131,7 @@ export interface CancelCallRequest {
 
 /** CancelCall: whether it ran. */
 export interface CancelCallResponse {
-  /** Whether there was such a call to cancel. */
+  /** Whether there was such a call to cancel. Unset: no. */
   found: boolean;
 }
 
@@ -143,7 +143,7 @@ export interface ShutdownRequest {
 
 /** Shutdown: begun. */
 export interface ShutdownResponse {
-  /** How many calls were running. */
+  /** How many calls were running. Unset: 0. */
   running: number;
 }
 

@@ -109,7 +109,7 @@ export interface ArtifactMeta {
   origin:
     | ArtifactOrigin
     | undefined;
-  /** The artifacts it was made from, proven to be in the same scope. At most 64. */
+  /** The artifacts it was made from, proven to be in the same scope. At most 64. Empty: none. */
   parents: string[];
 }
 
@@ -129,7 +129,10 @@ export interface ArtifactInput {
   expiresIn:
     | Duration
     | undefined;
-  /** The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are not. */
+  /**
+   * The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are
+   * not. Empty: none.
+   */
   parents: string[];
 }
 
@@ -211,7 +214,7 @@ export interface DeleteRequest {
   scope:
     | ScopeFacts
     | undefined;
-  /** The reference. Any string is agreed to. */
+  /** The reference. Any string is agreed to. Unset: agreed to as well. */
   reference: string;
 }
 
@@ -235,7 +238,7 @@ export interface ListRequest {
 
 /** List: a page, never payloads. */
 export interface ListResponse {
-  /** Newest first. */
+  /** Newest first. Empty: none. */
   artifacts: ArtifactMeta[];
   /** Where to go on. Unset: there is no more. */
   cursor?: string | undefined;

@@ -15,13 +15,13 @@ export const protobufFileName = "pillion/v1/attach.proto";
 
 /** A batch of frames from a worker. At most `Limits.max_message_bytes`. */
 export interface AttachRequest {
-  /** The frames, handled in order. */
+  /** The frames, handled in order. Empty: nothing happens. */
   frames: Frame[];
 }
 
 /** A batch of frames to a worker. */
 export interface AttachResponse {
-  /** The frames, in order. */
+  /** The frames, in order. Never empty. */
   frames: Frame[];
 }
 

@@ -53,13 +53,13 @@ export enum Settlement {
 export interface BusGuarantees {
   /** Of deliveries and jobs. Always set by the sidecar. */
   delivery: DeliveryGuarantee;
-  /** Whether what is stored survives a crash of the sidecar. Set by the sidecar. */
+  /** Whether what is stored survives a crash of the sidecar. Set by the sidecar. Unset: no. */
   durable: boolean;
 }
 
 /** One stored value. */
 export interface KvEntry {
-  /** The value. */
+  /** The value. Empty: an empty value. */
   value: Buffer;
   /** Its revision: opaque, compared for equality only, never used again. Always set by the sidecar. */
   revision: string;
@@ -104,7 +104,7 @@ export interface KvPut {
   bucket: string;
   /** The key. Required. */
   key: string;
-  /** The value. At most `Limits.max_inline_bytes`. */
+  /** The value. At most `Limits.max_inline_bytes`. Empty: an empty value. */
   value: Buffer;
   /** What must be there. Unset: anything. */
   expectation:
@@ -134,7 +134,7 @@ export interface KvDelete {
 
 /** A value is not there any more. */
 export interface KvDeleted {
-  /** Whether there was one. */
+  /** Whether there was one. Unset: no. */
   existed: boolean;
 }
 
@@ -158,7 +158,7 @@ export interface KvKeys {
 
 /** A page of keys. */
 export interface KvKeyPage {
-  /** In order. A key present throughout the walk is never skipped. */
+  /** In order. A key present throughout the walk is never skipped. Empty: none. */
   keys: string[];
   /** Where to go on. Unset: there is no more. */
   cursor?: string | undefined;
@@ -216,9 +216,12 @@ export interface Publish {
   level: BusLevel;
   /** The subject: tokens of `[a-zA-Z0-9_-]+` joined by dots, no wildcard. Required. At most 256 bytes. */
   subject: string;
-  /** The payload. At most `Limits.max_inline_bytes`. */
+  /** The payload. At most `Limits.max_inline_bytes`. Empty: an empty one. */
   payload: Buffer;
-  /** Headers, single-valued. `pillion-` and trace headers are stamped by the sidecar and ignored here. At most 4 KiB. */
+  /**
+   * Headers, single-valued. `pillion-` and trace headers are stamped by the sidecar and ignored here. At most 4 KiB.
+   * Empty: none.
+   */
   headers: { [key: string]: string };
 }
 
@@ -271,9 +274,9 @@ export interface JobEnqueue {
   level: BusLevel;
   /** The queue, `[a-z0-9-]{1,64}`. Required. */
   queue: string;
-  /** The payload. At most `Limits.max_inline_bytes`. */
+  /** The payload. At most `Limits.max_inline_bytes`. Empty: an empty one. */
   payload: Buffer;
-  /** Headers, single-valued. At most 4 KiB. */
+  /** Headers, single-valued. At most 4 KiB. Empty: none. */
   headers: { [key: string]: string };
   /** A second job with the same key in the same queue is the first one. Unset: none. */
   dedupKey?:
@@ -296,7 +299,7 @@ export interface JobEnqueue_HeadersEntry {
 export interface JobEnqueued {
   /** Its id. Always set. */
   job: string;
-  /** Whether it was there already; nothing was queued then. */
+  /** Whether it was there already; nothing was queued then. Unset: no. */
   duplicate: boolean;
 }
 
@@ -324,11 +327,11 @@ export interface JobClaimed {
   job?:
     | string
     | undefined;
-  /** The payload. */
+  /** The payload. Empty: an empty one. */
   payload: Buffer;
-  /** The headers. */
+  /** The headers. Empty: none. */
   headers: { [key: string]: string };
-  /** Which attempt this is, counted at claim from 1. */
+  /** Which attempt this is, counted at claim from 1. Always set. */
   attempt: number;
 }
 
@@ -390,11 +393,11 @@ export interface Delivery {
 export interface DeliveredMessage {
   /** The concrete subject. Always set. */
   subject: string;
-  /** The payload. */
+  /** The payload. Empty: an empty one. */
   payload: Buffer;
-  /** The headers, with those that the sidecar stamped. */
+  /** The headers, with those that the sidecar stamped. Empty: none. */
   headers: { [key: string]: string };
-  /** Which attempt this is, from 1. */
+  /** Which attempt this is, from 1. Always set. */
   attempt: number;
 }
 

@@ -34,9 +34,9 @@ export enum StreamErrorReason {
 
 /** A protocol version. */
 export interface ProtocolVersion {
-  /** Breaking changes. */
+  /** Breaking changes. Unset: 1 in a hello. */
   major: number;
-  /** Additions. */
+  /** Additions. Unset: 0. */
   minor: number;
 }
 
@@ -67,7 +67,7 @@ export interface CallerHello {
   maximum:
     | ProtocolVersion
     | undefined;
-  /** Features known, by name. An unknown one is ignored. */
+  /** Features known, by name. An unknown one is ignored. Empty: none. */
   features: string[];
   /** JSON-RPC methods that this caller answers, such as `elicitation/create`. Empty: none. */
   canAnswer: string[];
@@ -89,7 +89,7 @@ export interface HostHello {
   limits:
     | Limits
     | undefined;
-  /** Features in use, by name. */
+  /** Features in use, by name. Empty: none. */
   features: string[];
   /** The id of this sidecar process. Always set. */
   instanceId: string;
@@ -190,7 +190,7 @@ export interface Started {
   ticket?:
     | string
     | undefined;
-  /** Whether this call joined or replays an earlier one with the same idempotency key. */
+  /** Whether this call joined or replays an earlier one with the same idempotency key. Unset: no. */
   joined: boolean;
 }
 
@@ -229,7 +229,7 @@ export interface TeardownRegistered {
   label?:
     | string
     | undefined;
-  /** Whether it stood already. */
+  /** Whether it stood already. Unset: no. */
   reused: boolean;
 }
 
@@ -273,7 +273,7 @@ export interface CallerRequest {
 export interface Consent {
   /** The service. Always set. */
   service: string;
-  /** Where the person authorises it. Secret: a bearer capability, for the person alone. */
+  /** Where the person authorises it. Secret: a bearer capability, for the person alone. Always set. */
   url: string;
 }
 

@@ -151,7 +151,10 @@ export interface WantedArtifact {
  * empty differ.
  */
 export interface WantedArtifacts {
-  /** Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten. */
+  /**
+   * Argument name to artifact. Set by the sidecar; the arguments themselves are never rewritten. Empty: none was
+   * redeemed.
+   */
   arguments: { [key: string]: WantedArtifact };
 }
 
@@ -211,7 +214,7 @@ export interface BasicCredential {
 
 /** Headers to send as they are. */
 export interface HeadersCredential {
-  /** Header name to value. Values are secret. Set by the sidecar. */
+  /** Header name to value. Values are secret. Set by the sidecar. Never empty. */
   headers: { [key: string]: string };
 }
 
@@ -222,7 +225,7 @@ export interface HeadersCredential_HeadersEntry {
 
 /** Named values that a provider defines. */
 export interface CustomCredential {
-  /** Name to value. Values are secret. Set by the sidecar. */
+  /** Name to value. Values are secret. Set by the sidecar. Never empty. */
   values: { [key: string]: Buffer };
 }
 
@@ -236,7 +239,7 @@ export interface CustomCredential_ValuesEntry {
  * declared) and empty differ.
  */
 export interface PushedCredentials {
-  /** Service to credential. Secret. Set by the sidecar. */
+  /** Service to credential. Secret. Set by the sidecar. Empty: none is needed. */
   services: { [key: string]: Credential };
 }
 
@@ -250,7 +253,7 @@ export interface PushedCredentials_ServicesEntry {
  * to a caller, empty that there is one which answers nothing.
  */
 export interface AnswerableRequests {
-  /** JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared. */
+  /** JSON-RPC method names, such as `elicitation/create`. Set by the sidecar from what the caller declared. Empty: none. */
   methods: string[];
 }
 
@@ -264,7 +267,10 @@ export interface NestedTools {
 export interface Resume {
   /** The state the tool paused with. Empty: it kept none. Set by the sidecar; at most 64 KiB. */
   state: Buffer;
-  /** The caller's answer to the pause, one JSON value. Set by the caller, not trusted. At most `Limits.max_frame_bytes`. */
+  /**
+   * The caller's answer to the pause, one JSON value. Set by the caller, not trusted. At most `Limits.max_frame_bytes`.
+   * Empty: none.
+   */
   answer: Buffer;
 }
 
@@ -324,15 +330,15 @@ export interface ToolContext {
   teardownScopes:
     | TeardownScopes
     | undefined;
-  /** One key for each scope whose fact this call has. Set by the sidecar. */
+  /** One key for each scope whose fact this call has. Set by the sidecar. Empty: none. */
   sessionKeys: SessionKey[];
-  /** Whether any credential provider is configured for this worker. Set by the sidecar. */
+  /** Whether any credential provider is configured for this worker. Set by the sidecar. Unset: no. */
   hasCredentials: boolean;
   /** The credentials of the tool's declared `needs`. Unset: none were declared. Secret. Set by the sidecar. */
   credentials:
     | PushedCredentials
     | undefined;
-  /** Whether an artifact store is configured. Set by the sidecar. */
+  /** Whether an artifact store is configured. Set by the sidecar. Unset: no. */
   hasArtifacts: boolean;
   /** The redeemed `wants`. Unset: none were declared, or none of their arguments sent. Set by the sidecar. */
   wanted:
@@ -354,7 +360,7 @@ export interface ToolContext {
   attempt: number;
   /** The catalogue generation the call is pinned to. Always set by the sidecar. */
   generation: bigint;
-  /** Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. */
+  /** Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no. */
   hasBus: boolean;
 }
 

@@ -20,19 +20,22 @@ export const protobufFileName = "pillion/v1/execute.proto";
 
 /** A batch of frames from a caller. At most `Limits.max_message_bytes`. */
 export interface ExecuteRequest {
-  /** The frames, handled in order. */
+  /** The frames, handled in order. Empty: nothing happens. */
   frames: Frame[];
 }
 
 /** A batch of frames to a caller. */
 export interface ExecuteResponse {
-  /** The frames, in order. */
+  /** The frames, in order. Never empty. */
   frames: Frame[];
 }
 
 /** Call: what to run. */
 export interface CallRequest {
-  /** As on a stream. `detachable` is refused: there is nothing to follow it on. */
+  /**
+   * As on a stream. `detachable` is refused: there is nothing to follow it on. Unset: no tool is named, which is
+   * refused.
+   */
   start: Start | undefined;
 }
 
@@ -54,7 +57,7 @@ export interface ListToolsRequest {
 
 /** ListTools: the tools. */
 export interface ListToolsResponse {
-  /** By name, in order. */
+  /** By name, in order. Empty: none. */
   tools: ToolDescriptor[];
   /** The generation of the catalogue they were read from. Always set. */
   generation: bigint;
@@ -68,7 +71,7 @@ export interface WatchToolsRequest {
 
 /** WatchTools: the tools, whole, whenever they change; the first at once. */
 export interface WatchToolsResponse {
-  /** By name, in order. */
+  /** By name, in order. Empty: none. */
   tools: ToolDescriptor[];
   /** The generation of the catalogue they were read from. Always set; increases. */
   generation: bigint;
@@ -94,7 +97,7 @@ export interface GetInfoResponse {
   limits:
     | Limits
     | undefined;
-  /** Features, by name. */
+  /** Features, by name. Empty: none. */
   features: string[];
   /** The id of this sidecar process. Always set. */
   instanceId: string;
@@ -132,11 +135,11 @@ export interface EndScopeRequest {
 
 /** EndScope: what was torn down. */
 export interface EndScopeResponse {
-  /** How many teardowns fired. */
+  /** How many teardowns fired. Unset: 0. */
   fired: number;
-  /** How many of them failed or timed out. */
+  /** How many of them failed or timed out. Unset: 0. */
   failed: number;
-  /** How many running calls were cancelled. */
+  /** How many running calls were cancelled. Unset: 0. */
   cancelled: number;
 }
 

@@ -49,7 +49,7 @@ export const protobufFileName = "pillion/v1/frame.proto";
  * nonce from a worker or the sidecar; a caller need not answer.
  */
 export interface Ping {
-  /** Chosen by the asker, given back by the answerer. */
+  /** Chosen by the asker, given back by the answerer. Unset: 0. */
   nonce: bigint;
 }
 
@@ -59,7 +59,7 @@ export interface Ping {
  * Direction: both, on both hops, on call 0. Legal: once a `Ping`; another is ignored. Must follow: nothing.
  */
 export interface Pong {
-  /** The nonce of the ping. */
+  /** The nonce of the ping. Unset: 0. */
   nonce: bigint;
 }
 
@@ -71,9 +71,9 @@ export interface Pong {
 export interface Output {
   /** The stream's name within the call. Required. */
   name: string;
-  /** The next bytes. */
+  /** The next bytes. Empty: none. */
   chunk: Buffer;
-  /** Whether the stream ends here. */
+  /** Whether the stream ends here. Unset: no. */
   end: boolean;
 }
 
@@ -85,9 +85,9 @@ export interface Output {
 export interface Input {
   /** The stream's name within the call. Required. */
   name: string;
-  /** The next bytes. */
+  /** The next bytes. Empty: none. */
   chunk: Buffer;
-  /** Whether the stream ends here. */
+  /** Whether the stream ends here. Unset: no. */
   end: boolean;
 }
 

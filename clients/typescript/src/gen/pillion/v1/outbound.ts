@@ -270,7 +270,7 @@ export interface ArtifactGot {
 
 /** Removes an artifact. */
 export interface ArtifactDelete {
-  /** The reference. Any string is agreed to. */
+  /** The reference. Any string is agreed to. Unset: agreed to as well. */
   reference: string;
 }
 
@@ -286,7 +286,7 @@ export interface ArtifactList {
 
 /** A page of artifacts. */
 export interface ArtifactPage {
-  /** Newest first, never payloads. */
+  /** Newest first, never payloads. Empty: none. */
   artifacts: ArtifactMeta[];
   /** Where to go on. Unset: there is no more. */
   cursor?: string | undefined;
@@ -306,7 +306,7 @@ export interface ArtifactUpload {
 
 /** Where to upload. */
 export interface ArtifactUploadOpened {
-  /** For one `Upload`, dead with the call. Secret. */
+  /** For one `Upload`, dead with the call. Secret. Always set. */
   transferToken: string;
 }
 
@@ -326,7 +326,7 @@ export interface ToolsHas {
 
 /** Whether it can. */
 export interface ToolsHasAnswer {
-  /** Whether it is in the catalogue and policy lets this call run it. */
+  /** Whether it is in the catalogue and policy lets this call run it. Unset: no. */
   available: boolean;
 }
 
@@ -350,9 +350,9 @@ export interface Done {
 
 /** The caller's own JSON-RPC error, unaltered. */
 export interface PeerError {
-  /** The code. */
+  /** The code. Unset: 0. */
   code: bigint;
-  /** The message. At most 4 KiB. */
+  /** The message. At most 4 KiB. Unset: none. */
   message: string;
   /** The data, one JSON value as text. Unset: none. */
   data?: Buffer | undefined;
@@ -362,15 +362,15 @@ export interface PeerError {
 export interface ReplyError {
   /** Why. Always set. */
   code: ReplyErrorCode;
-  /** A sentence that says what would work. Quotes no values, secrets or other scopes. */
+  /** A sentence that says what would work. Quotes no values, secrets or other scopes. Always set. */
   message: string;
-  /** Whether the same request may work later. */
+  /** Whether the same request may work later. Unset: no. */
   retryable: boolean;
   /** When to try again. Unset: not known. */
   retryAfter:
     | Duration
     | undefined;
-  /** The caller's own error. Only with PEER_ERROR. */
+  /** The caller's own error. Only with PEER_ERROR. Unset: it is none of the caller's. */
   peer:
     | PeerError
     | undefined;
@@ -456,9 +456,9 @@ export interface Reply {
 export interface TeardownAccepted {
   /** Its id, minted by the sidecar. Always set. */
   registrationId: string;
-  /** Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness. */
+  /** Whether it stood already: the first cleanup is kept, and this one only refreshed its liveness. Unset: no. */
   reused: boolean;
-  /** How many times it was registered, this one included. */
+  /** How many times it was registered, this one included. Always set. */
   count: number;
 }
 

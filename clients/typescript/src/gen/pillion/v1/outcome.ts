@@ -199,7 +199,7 @@ export interface Result {
     | undefined;
   /** Content blocks beside the value. Empty: none. */
   content: ContentBlock[];
-  /** The tool's own word that what it returned is an error. Never a transport error. */
+  /** The tool's own word that what it returned is an error. Never a transport error. Unset: no. */
   isError: boolean;
   /**
    * The artifact that holds the value, where the tool's placement moved it there; `json` is then unset. Unset: the value
@@ -231,7 +231,7 @@ export interface Paused {
   ticket?:
     | string
     | undefined;
-  /** What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller. */
+  /** What the tool wants back on resume. From a worker only; at most 64 KiB. Never sent to a caller. Unset: none. */
   state?: Buffer | undefined;
 }
 
@@ -251,10 +251,10 @@ export interface Failure {
   kind: FailureKind;
   /**
    * A sentence that says what would work. Quotes no values, secrets or other scopes; only a ToolError's text comes from
-   * the tool. At most 4 KiB.
+   * the tool. At most 4 KiB. Always set by the sidecar.
    */
   message: string;
-  /** Whether the same request may work later. */
+  /** Whether the same request may work later. Unset: no. */
   retryable: boolean;
   /** When to try again. Unset: not known. */
   retryAfter:
@@ -262,7 +262,7 @@ export interface Failure {
     | undefined;
   /** What it may have done to the world. From a worker: its own word, believed. Unset: POSSIBLE. */
   sideEffects: SideEffects;
-  /** Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS. */
+  /** Where the arguments do not fit, at most 10. Only with INVALID_ARGUMENTS. Empty: none is told. */
   issues: ArgumentIssue[];
 }
 

@@ -101,9 +101,12 @@ export interface ToolDescriptor {
     | undefined;
   /** What running it does to the world. Unset: UNSAFE. */
   effects: Effects;
-  /** Credentials to be issued before it runs. At most 16, one a service. */
+  /** Credentials to be issued before it runs. At most 16, one a service. Empty: none. */
   needs: CredentialNeed[];
-  /** Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16. */
+  /**
+   * Argument name to artifact kind: arguments that are references to be redeemed before it runs. At most 16. Empty:
+   * none.
+   */
   wants: { [key: string]: string };
   /** RUN or SESSION: pin a scope to one instance. Unset: not pinned. Other scopes are refused. */
   holds: TeardownScope;

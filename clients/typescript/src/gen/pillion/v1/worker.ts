@@ -57,13 +57,13 @@ export interface WorkerHello {
   maximum:
     | ProtocolVersion
     | undefined;
-  /** The tools, each allowed by the token's grant. A bad one is refused by name; the others stay. */
+  /** The tools, each allowed by the token's grant. A bad one is refused by name; the others stay. Empty: none yet. */
   tools: ToolDescriptor[];
   /** How many calls at once. Unset: 64. 0 is refused; at most 65,536. */
   concurrency?:
     | number
     | undefined;
-  /** Features known, by name. An unknown one is ignored. */
+  /** Features known, by name. An unknown one is ignored. Empty: none. */
   features: string[];
   /** The largest frame the worker takes. Unset: the sidecar's own limit. */
   maxFrameBytes?: bigint | undefined;
@@ -75,7 +75,10 @@ export interface Reattach {
   instanceId: string;
   /** Its secret. Required. Secret: never logged. */
   secret: string;
-  /** Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`. */
+  /**
+   * Ids of the teardown registrations it still holds. Ids the sidecar does not know are answered `Release`. Empty:
+   * none.
+   */
   registrations: string[];
 }
 
@@ -157,7 +160,7 @@ export interface Cancel {
 export interface Progress {
   /**
    * One JSON value as text, passed on unaltered. The person's line is its top-level text `message`. From the tool, not
-   * trusted. At most `Limits.max_inline_bytes`.
+   * trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
    */
   payload: Buffer;
 }
@@ -171,9 +174,9 @@ export interface Progress {
 export interface Log {
   /** How much it matters. Unset: INFO. */
   level: LogLevel;
-  /** The line. At most 8 KiB; the rest is cut. */
+  /** The line. At most 8 KiB; the rest is cut. Unset: an empty line. */
   message: string;
-  /** More about it. At most 32 pairs of at most 256 bytes each; the rest is cut. */
+  /** More about it. At most 32 pairs of at most 256 bytes each; the rest is cut. Empty: none. */
   fields: { [key: string]: string };
 }
 
@@ -268,7 +271,7 @@ export interface Drain {
  * Direction: worker to sidecar, on call 0. Legal: any time after `Welcome`. Must follow: another `Welcome`.
  */
 export interface ToolsChanged {
-  /** All tools from now on; running calls keep what they started with. */
+  /** All tools from now on; running calls keep what they started with. Empty: none. */
   tools: ToolDescriptor[];
 }
 

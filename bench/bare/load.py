@@ -9,27 +9,39 @@ from typing import Any
 import grpc.aio
 
 from bench import tools
+from bench.bare.streams import Stream, start
 from bench.control import Answer
-from bench.pacing import paced
-from bench.streams import Stream, start
-
-BULK_TEXT = "x" * ((1 << 20) - 4096)
-"""One string of a mebibyte, less what the frame around it needs."""
+from bench.pacing import Schedule, paced
 
 
 class _Lane:
-    """A stream that opens one kind of call."""
+    """A stream that opens one kind of call. One coroutine writes to it and another reads from it."""
 
     def __init__(self, channel: grpc.aio.Channel, tool: str, arguments: dict[str, Any]) -> None:
-        stream = Stream(channel)
+        self.stream = Stream(channel)
         self._template = start(tool, arguments)
-        self._stream = stream
-        self.write = stream.write
-        self.results = stream.results
-        self.close = stream.close
 
-    def message(self) -> tuple[int, bytes]:
-        return self._stream.open(self._template)
+    async def drive(self, schedule: Schedule, took: list[float]) -> None:
+        """Opens calls by a schedule and adds how long each took."""
+        sent: dict[int, float] = {}
+
+        async def send() -> None:
+            async for at in schedule.begins():
+                call, message = self.stream.open(self._template)
+                sent[call] = at
+                await self.stream.write(message)
+
+        async def receive() -> None:
+            left = schedule.calls
+            while left:
+                ended = await self.stream.results()
+                now = time.perf_counter()
+                left -= len(ended)
+                took.extend(now - sent.pop(call) for call in ended)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(receive())
+            group.create_task(send())
 
 
 class Load:
@@ -47,9 +59,9 @@ class Load:
     ) -> Answer:
         """`per_second` calls in all over `streams` streams, in an open loop."""
         lanes = [_Lane(self._channel, tool, arguments) for _ in range(streams)]
-        answer = await paced(list(lanes), per_second, seconds)
+        answer = await paced(lanes, _Lane.drive, per_second, seconds)
         for lane in lanes:
-            await lane.close()
+            await lane.stream.close()
         return answer
 
     async def flood(self, *, per_second: int) -> Answer:
@@ -91,7 +103,7 @@ class Load:
             stream.cancel()
 
     async def _send_bulk(self, stream: Stream, interval: float) -> None:
-        template = start(tools.SINK, {"text": BULK_TEXT})
+        template = start(tools.SINK, {"text": tools.BULK_TEXT})
         due = time.perf_counter()
         try:
             async with asyncio.TaskGroup() as group:

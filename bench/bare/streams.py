@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc.aio
 
-from bench.frames import Template, batch
-from bench.stubs import CANCEL_REASON_CALLER, EXECUTE, CallerHello, Cancel, ExecuteResponse, Frame, Start
+from bench.bare.frames import Template, batch
+from bench.bare.stubs import CANCEL_REASON_CALLER, EXECUTE, CallerHello, Cancel, ExecuteResponse, Frame, Start
 
 
 class CallFailed(RuntimeError):

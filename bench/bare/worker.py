@@ -1,4 +1,4 @@
-"""A worker over bare stubs: `python -m bench.worker TARGET SET TOKEN_FILE CONCURRENCY TOOL...`.
+"""A worker over bare stubs: `python -m bench.bare.worker TARGET SET TOKEN_FILE CONCURRENCY TOOL...`.
 
 It attaches, then talks the control line of `bench.control`. No task and no await belongs to one call, except in the
 tools that last (`flood`, `burst`).
@@ -17,10 +17,9 @@ from pathlib import Path
 import grpc.aio
 
 from bench import tools
-from bench.control import Answer, run, serve
-from bench.frames import Template, batch
-from bench.grpc_options import CHANNEL_OPTIONS
-from bench.stubs import (
+from bench.bare.descriptors import descriptors
+from bench.bare.frames import Template, batch
+from bench.bare.stubs import (
     ATTACH,
     FAILURE_KIND_CANCELLED,
     AttachResponse,
@@ -33,8 +32,9 @@ from bench.stubs import (
     Result,
     WorkerHello,
 )
+from bench.control import Answer, run, serve
+from bench.grpc_options import CHANNEL_OPTIONS
 
-LONGEST_FLOOD_SECONDS = 120.0
 MESSAGE_FRAMES = 128
 
 _REPORTS = tuple(Frame(progress=Progress(payload=json.dumps(payload).encode())) for payload in tools.PROGRESS)
@@ -135,7 +135,7 @@ class Worker:
     async def _flood(self, call: int, per_second: int) -> None:
         report = _ONE_REPORT.fill(call)
         start, sent = time.perf_counter(), 0
-        while call in self._lasting and (elapsed := time.perf_counter() - start) < LONGEST_FLOOD_SECONDS:
+        while call in self._lasting and (elapsed := time.perf_counter() - start) < tools.LONGEST_FLOOD_SECONDS:
             due = int(elapsed * per_second) - sent
             self._queue.extend([report] * due)
             sent += due
@@ -187,7 +187,7 @@ async def main(target: str, name: str, token_file: str, concurrency: str, *names
     """Attaches, announces the instance id, and serves until stdin or the stream ends."""
     token = (await asyncio.to_thread(Path(token_file).read_text)).strip()
     hello = WorkerHello(
-        worker=name, token=token, tools=tools.descriptors(list(names)), concurrency=int(concurrency), sdk="bench"
+        worker=name, token=token, tools=descriptors(list(names)), concurrency=int(concurrency), sdk="bench"
     )
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ATTACH)(wait_for_ready=True)

@@ -1,4 +1,4 @@
-"""A caller over bare stubs: `python -m bench.caller TARGET` drives a sidecar by the commands of `bench.control`."""
+"""A caller over bare stubs: `python -m bench.bare.caller TARGET` drives a sidecar, told how by `bench.control`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 
 from bench import tools
+from bench.bare.load import Load
+from bench.bare.streams import CANCEL, HELLO, Stream, start
 from bench.control import Answer, Window, quantile, run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
-from bench.load import Load
-from bench.streams import CANCEL, HELLO, Stream, start
 
 
 class Caller:

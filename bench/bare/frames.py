@@ -6,7 +6,7 @@ The load generators share two cores with the sidecar, so they must not spend wha
 
 from __future__ import annotations
 
-from bench.stubs import Frame
+from bench.bare.stubs import Frame
 
 _FRAMES_TAG = b"\x0a"
 _CALL_TAG = b"\x08"

@@ -1,0 +1,34 @@
+"""The tools' descriptors, as a worker without an SDK presents them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bench import tools
+from bench.bare.stubs import ToolDescriptor
+
+_GREETING = {"name": {"type": "string"}, "count": {"type": "integer"}}
+_PROPERTIES: dict[str, dict[str, Any]] = {
+    tools.REPORT: _GREETING,
+    tools.ECHO: _GREETING,
+    tools.SINK: {"text": {"type": "string"}},
+    tools.FLOOD: {"per_second": {"type": "integer"}},
+    tools.BURST: {"count": {"type": "integer"}},
+    tools.HOLD: {},
+}
+
+
+def descriptors(names: list[str]) -> list[ToolDescriptor]:
+    """The descriptors of `names`, each with a schema that its arguments are checked against."""
+    return [_descriptor(name, _PROPERTIES[name]) for name in names]
+
+
+def _descriptor(name: str, properties: dict[str, Any]) -> ToolDescriptor:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return ToolDescriptor(name=name, description=f"The benchmark's {name}.", input_schema=json.dumps(schema).encode())

@@ -1,0 +1,1 @@
+"""A caller and workers through the public SDK, as its users write them."""
