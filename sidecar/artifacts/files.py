@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from sidecar.artifacts import records
 from sidecar.artifacts.drafts import Draft
@@ -71,10 +72,19 @@ class FileArtifactStore:
         self._uploads = Uploads(self._disk, limits, clock)
         self._told = told
 
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     async def open(self) -> None:
         """Makes the directories, and removes what an earlier process left of uploads.
 
-        :raises StoreUnavailable: if the directory cannot be used.
+        :raises StoreRefused: if the directory cannot be used. Nothing needs closing then.
         """
         await self._disk.open()
 
@@ -170,8 +180,11 @@ class _Disk:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        await self.run(self._files.make)
-        await self.run(self._files.sweep_parts)
+        try:
+            await self.run(self._files.make)
+        except BaseException:
+            self._threads.shutdown(wait=False)
+            raise
 
     async def aclose(self) -> None:
         while self._tasks:

@@ -2,7 +2,7 @@
 
 import builtins
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -236,7 +236,7 @@ class _Open:
         self.meta = kept.meta
         self._payload = kept.payload
 
-    async def chunks(self, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def chunks(self, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         end = end_of(self.meta.size, offset, length)
         for start in range(offset, end, CHUNK_BYTES):
             yield self._payload[start : min(start + CHUNK_BYTES, end)]

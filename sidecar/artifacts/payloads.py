@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sidecar.artifacts.port import ArtifactCorrupt
 from sidecar.calls.ports import StoreUnavailable
+from sidecar.storage.migrations import refusing
 
 _DIRECTORY = 0o700
 _FILE = 0o600
@@ -74,25 +75,27 @@ class PayloadFiles:
     """The files below one directory."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._parts = directory / "parts"
         self._payloads = directory / "payloads"
         self.underway: set[str] = set()
         """Names of files that are written, or have a record that is."""
 
     def make(self) -> None:
-        """Makes the directories.
+        """Makes the directories, and removes the parts that an earlier process left.
 
-        :raises StoreUnavailable: if they cannot be made.
+        :raises StoreRefused: if the directory cannot be used.
         """
-        with _unavailable():
-            for directory in (self._parts, self._payloads):
+        with refusing(self._directory):
+            for directory in (self._directory, self._parts, self._payloads):
                 directory.mkdir(_DIRECTORY, parents=True, exist_ok=True)
                 directory.chmod(_DIRECTORY)
-            for number in range(_SHELVES):
-                (self._payloads / f"{number:02x}").mkdir(_DIRECTORY, exist_ok=True)
-            _sync(self._payloads)
-            _sync(self._payloads.parent)
-            _sync(self._payloads.parent.parent)
+            for shelf in self.shelves():
+                shelf.mkdir(_DIRECTORY, exist_ok=True)
+            for directory in (self._payloads, self._directory, self._directory.parent):
+                _sync(directory)
+            for part in self._parts.iterdir():
+                part.unlink()
 
     def new_part(self) -> FilePart:
         """An empty part, underway."""

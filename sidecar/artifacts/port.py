@@ -18,7 +18,7 @@ stored then. The text of each is a sentence for whoever asked, and quotes no pay
 """
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -199,7 +199,7 @@ class OpenArtifact(Protocol):
         """What is known of it."""
         ...
 
-    def chunks(self, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    def chunks(self, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Its bytes from an offset on, as many as there are or as asked for; each chunk at most `CHUNK_BYTES`.
 
         Where it has a digest and is read as a whole, the digest is checked before the last chunk is handed out.

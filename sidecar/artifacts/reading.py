@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor, Future
 
 from sidecar.artifacts.checks import end_of
@@ -22,7 +22,7 @@ class OpenFile:
         self._executor = executor
         self._reading: Future[list[bytes]] | None = None
 
-    async def chunks(self, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def chunks(self, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Its bytes from an offset on."""
         meta = self.meta
         end = end_of(meta.size, offset, length)

@@ -22,5 +22,5 @@ class Policy(Protocol):
         ...
 
     def admits(self, principal: Principal, scope: Scope) -> bool:
-        """Whether this principal may act for this tenant and subject at all: with some tool, or with what they store."""
+        """Whether this principal may act for this tenant and subject at all, whatever it is about."""
         ...
