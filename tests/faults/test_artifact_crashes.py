@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from sidecar._gen.pillion.v1.artifacts_pb2 import DeleteRequest, DownloadRequest, UploadHeader, UploadRequest
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.artifacts.files import FileArtifactStore
 from sidecar.storage import Database
+from tests.support import SidecarProcess
+from tests.support.artifacts import ANN, MIB, Artifacts, failure_of, stated
 from tests.support.crashing_store import FIRST, LIMITS, SCOPE, SECOND, THIRD
 from tests.support.process import ROOT
 
@@ -58,6 +63,40 @@ async def test_whatever_it_was_doing_when_it_was_killed(tmp_path: Path) -> None:
     assert "killed" not in said(runs[-1])[-1]
     steps = {(work, f"{when} {step}") for when in ("before", "after") for work, step in STEPS}
     assert steps <= killed
+
+
+async def test_a_sidecar_that_is_killed_has_what_it_acknowledged_and_nothing_else(
+    sidecar_process: SidecarProcess, tmp_path: Path
+) -> None:
+    payload = bytes(range(256)) * 8_192
+    async with Artifacts(sidecar_process.callers_at) as artifacts:
+        kept = (await artifacts.put(ANN, payload[:1_000], digest=True)).meta
+        header = UploadHeader(scope=ANN, input=stated(digest=True), size=len(payload))
+        large = (await artifacts.upload(header, [payload[:MIB], payload[MIB:]])).meta
+        gone = (await artifacts.put(ANN, b"gone")).meta.reference
+        await artifacts.stub.Delete(DeleteRequest(scope=ANN, reference=gone))
+        begun = await artifacts.upload(header, [payload[:MIB]])
+        running = artifacts.stub.Upload()
+        await running.write(UploadRequest(header=header))
+        await running.initial_metadata()
+        await running.write(UploadRequest(chunk=payload[:MIB]))
+        await sidecar_process.kill()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running
+    assert len(parts_in(tmp_path)) == 2
+    await sidecar_process.start()
+    async with Artifacts(sidecar_process.callers_at) as artifacts:
+        assert await artifacts.references(ANN) == [large.reference, kept.reference]
+        meta, got = await artifacts.download(DownloadRequest(scope=ANN, reference=large.reference))
+        assert (meta.digest, got) == (large.digest, payload)
+        assert (await artifacts.get(ANN, kept.reference)).data.content == payload[:1_000]
+        failure = await failure_of(artifacts.upload(UploadHeader(scope=ANN, upload_id=begun.upload_id)))
+        assert failure.kind == FailureKind.FAILURE_KIND_ARTIFACT_UNAVAILABLE, "it is to be begun anew"
+    assert parts_in(tmp_path) == []
+
+
+def parts_in(directory: Path) -> list[str]:
+    return [path.name for path in (directory / "state" / "artifacts" / "parts").iterdir()]
 
 
 STEPS = (
