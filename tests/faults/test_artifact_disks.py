@@ -77,7 +77,7 @@ async def test_a_put_that_cannot_be_recorded_is_not_there(start: Starts, tmp_pat
             try:
                 await artifacts.put(ANN, b"")
             except grpc.aio.AioRpcError as error:
-                assert_full(detail_of(error))  # noqa: PT017  # when it comes is not known
+                assert_full(detail_of(error))  # when it comes is not known
                 break
         else:
             raise AssertionError("the disk never was full")
