@@ -133,7 +133,7 @@ class ArtifactDoor:
             return await self._store.begin(scope, input_from(header.input), header.size, shape_from(header.shape))
 
         answer = UploadResponse()
-        async with self._bulk.transferring(context) as stream:
+        async with self._bulk.transferring(context, reads=True) as stream:
             answer = await receive(stream, opened)
         return answer.SerializeToString()
 

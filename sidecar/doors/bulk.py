@@ -29,13 +29,7 @@ UPLOAD_ID = "pillion-upload-id"
 UPLOAD_RECEIVED = "pillion-upload-received"
 """Initial metadata: how many bytes have come already, so where the next chunk belongs."""
 
-_FULL = failure(
-    FailureKind.FAILURE_KIND_OVERLOADED,
-    "Too many uploads and downloads are running; try again later.",
-    NONE,
-    retryable=True,
-    retry_after=1.0,
-)
+_OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
 
 
 class Bulk:
@@ -47,14 +41,17 @@ class Bulk:
         self._running = 0
 
     @asynccontextmanager
-    async def transferring(self, context: Context) -> AsyncIterator[BulkStream]:
-        """One transfer over an RPC. What is refused inside the block becomes the RPC's status; a lost RPC nothing."""
-        if self._running >= self._most:
-            await refuse(context, _FULL)
+    async def transferring(self, context: Context, *, reads: bool = False) -> AsyncIterator[BulkStream]:
+        """One transfer over an RPC, which reads messages or writes them.
+
+        What is refused inside the block becomes the RPC's status; a lost RPC becomes nothing.
+        """
         stream = BulkStream(context, self._stall_after)
         ending: Failure
         self._running += 1
         try:
+            if self._running > self._most:
+                raise Refusal(_OVERLOADED, "Too many transfers are running; try again later.", retryable=True)  # noqa: TRY301  # it is told as all others are
             yield stream
         except StreamLost:
             return
@@ -71,6 +68,8 @@ class Bulk:
             return
         finally:
             self._running -= 1
+        if reads:
+            await stream.drain()
         if stream.is_begun:
             # An abort would wait behind what the peer has not read.
             tell(context, ending)

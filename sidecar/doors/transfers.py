@@ -37,7 +37,7 @@ class TransferDoor:
 
     async def _upload(self, _requests: object, context: Context) -> bytes:
         answer = UploadResponse()
-        async with self._bulk.transferring(context) as stream, AsyncExitStack() as held:
+        async with self._bulk.transferring(context, reads=True) as stream, AsyncExitStack() as held:
             transfer: Transfer | None = None
 
             async def opened(header: UploadHeader) -> Upload:

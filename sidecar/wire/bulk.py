@@ -9,7 +9,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sidecar.wire.limits import MIB
 from sidecar.wire.transport import StreamLost
+
+_DRAIN_SECONDS = 1.0
+_DRAIN_BYTES = 16 * MIB
 
 
 class Stalled(Exception):
@@ -64,3 +68,16 @@ class BulkStream:
             raise Stalled from None
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             raise StreamLost from error
+
+    async def drain(self) -> None:
+        """Reads on for a little, and forgets what comes: until the peer has half-closed, or it is too much.
+
+        Where an RPC ends while its peer writes, some peers take the failed write for the end, and not the status.
+        """
+        left = _DRAIN_BYTES
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while left > 0 and (message := await self._context.read()) is not grpc.aio.EOF:
+                    left -= len(message)
+        except (TimeoutError, grpc.RpcError, grpc.aio.BaseError):
+            return
