@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-KIB = 1024
-GIB = 1024 * 1024 * KIB
+GIB = 1024 * 1024 * 1024
 _DAY = 24 * 3600.0
 
 
@@ -24,8 +23,6 @@ class ArtifactLimits:
     """What a tenant's subject may have in all its scopes, open uploads with it; beyond it puts are refused."""
     bytes_per_tenant: int = 256 * GIB
     """What a tenant may have likewise. All who name no tenant are one."""
-    inline: int = 64 * KIB
-    """The largest payload that rides in a frame; larger ones are transferred."""
     upload_idle: float = 15 * 60.0
     """How long an upload that was left alone may be continued."""
     uploads_per_subject: int = 64
