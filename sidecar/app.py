@@ -11,6 +11,7 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.artifacts import Eviction
 from sidecar.artifacts.files import FileArtifactStore
 from sidecar.artifacts.transfers import Transfers
+from sidecar.auditing import auditing
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.doors.access import NOBODY, Context
@@ -96,6 +97,7 @@ class Sidecar:
             try:
                 async with (
                     self._artifacts,
+                    auditing(settings, self._pipeline),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
@@ -165,7 +167,7 @@ class Sidecar:
         """
         fixed = [
             name
-            for name in ("state_dir", "listen", "limits", "log", "metrics", "tracing")
+            for name in ("state_dir", "listen", "limits", "audit", "log", "metrics", "tracing")
             if _fixed(settings, name) != _fixed(self.settings, name)
         ]
         if fixed:

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sidecar.doors.address import UNIX
 from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
-from sidecar.sections import Allow, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
+from sidecar.sections import Allow, Audit, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
 
 __all__ = (
     "Allow",
+    "Audit",
     "ConfigRefused",
     "Layer",
     "Limits",
@@ -29,7 +30,7 @@ __all__ = (
 )
 
 _VARIABLE = "PILLION__"
-_PATHS = ("state_dir", "token_file", "directory")
+_PATHS = ("state_dir", "token_file", "directory", "key_file", "head_file")
 _TLS = ("caller_tls", "worker_tls")
 
 
@@ -53,6 +54,7 @@ class Settings(BaseModel):
     """Who may do what, beside the user of the callers' unix socket, who may do everything."""
     worker: tuple[Worker, ...] = ()
     limits: Limits = Limits()
+    audit: Audit = Audit()
     log: Log = Log()
     metrics: Metrics | None = None
     """None: not served."""
@@ -194,8 +196,8 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 def _anchor(values: dict[str, Any], directory: Path) -> None:
     """Makes the paths of a file those that are meant: from where the file is."""
     workers = values.get("worker")
-    tables = [values, *(table for table in (workers if isinstance(workers, list) else ()) if isinstance(table, dict))]
-    for table in tables:
+    tables = [values, values.get("audit"), *(workers if isinstance(workers, list) else ())]
+    for table in filter(lambda table: isinstance(table, dict), tables):
         if "command" in table:
             table.setdefault("directory", str(directory))
         for key in _PATHS:

@@ -214,6 +214,31 @@ class Limits(BaseModel):
     """Of artifacts."""
 
 
+class Audit(BaseModel):
+    """The record of who did what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = True
+    """Whether there is one."""
+    directory: Path | None = None
+    """Where its files are. None: `audit` in the state directory."""
+    key_file: Path | None = None
+    """The file with the key that it is written with. None: one that is made in the state directory."""
+    head_file: Path | None = None
+    """Where it is kept how far the log reaches. None: `audit.head` in the state directory."""
+    required: bool = False
+    """Whether no call is run while it cannot be written. Otherwise entries are lost then, and counted in it later."""
+    arguments: bool = False
+    """Whether it holds the arguments of calls."""
+    results: bool = False
+    """Whether it holds their results."""
+    segment_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * 1024 * 1024
+    """Where a file of it is closed and the next one begun."""
+    segments_kept: Annotated[int, Field(ge=2)] = 16
+    """How many files are kept; the oldest goes when there are more."""
+
+
 class Log(BaseModel):
     """What is logged, to the standard error."""
 

@@ -68,12 +68,15 @@ class Call:
         "_progressed_at",
         "_until",
         "admitted",
+        "anchor",
+        "arguments",
         "caller",
         "deadline",
         "due_slot",
         "execution_id",
         "generation",
         "idle_timeout",
+        "instance_id",
         "invocation",
         "joined",
         "joiners",
@@ -126,6 +129,12 @@ class Call:
         """The outcome frame, from when it is known until it is sent."""
         self.settlement: asyncio.Future[Frame] | None = None
         """Where there is one, the outcome is given to it first, and sent when `deliver` is called."""
+        self.arguments: bytes | None = None
+        """Its arguments, where they are kept for the audit."""
+        self.anchor: str | None = None
+        """The caller's anchor, if it is carried."""
+        self.instance_id: str | None = None
+        """The newest instance that ran it."""
         self.admitted = False
         self.joins = False
         """Whether it joined or replays another call."""
@@ -218,6 +227,7 @@ class Call:
             assignment.release()
             return
         self._assignment = assignment
+        self.instance_id = assignment.instance_id
         self._attempt = attempt = self._attempt + 1
         self.state = _RUNNING
         self._progressed_at = now

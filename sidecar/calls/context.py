@@ -62,7 +62,7 @@ def _name_subject(context: ToolContext, identity: Identity) -> None:
 def _carry_anchor(context: ToolContext, anchor: str, call: "Call") -> None:
     """Carries an anchor on, verbatim, where somebody vouches for who sent it."""
     if call.caller.principal.authenticated and len(anchor.encode()) <= _ANCHOR_BYTES:
-        context.parent_anchor = anchor
+        context.parent_anchor = call.anchor = anchor
     else:
         call.count("dropped_anchors")
 

@@ -19,7 +19,7 @@ from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
-from sidecar.calls.ports import Caller, Catalogue, IdempotencyStore, Sink
+from sidecar.calls.ports import Audit, Caller, Catalogue, IdempotencyStore, Sink
 from sidecar.calls.request import decode, usable_id
 from sidecar.calls.strict_json import parse
 from sidecar.calls.tool import Tool
@@ -69,6 +69,8 @@ class Pipeline:
         self._idle: asyncio.Future[None] | None = None
         self.tracer: Tracer | None = None
         """Who makes spans of calls; `None`: nobody, and a caller's trace context is passed on as it came."""
+        self.audit: Audit | None = None
+        """Who keeps a record of calls; `None`: nobody."""
         self.draining = False
         """Whether new calls are refused because the sidecar stops."""
         self._catalogue = catalogue
@@ -120,7 +122,10 @@ class Pipeline:
             self.counters.add(f"failures.{kind_name(outcome.failure.kind)}")
         else:
             self.counters.add("results")
-        self.durations.add(self.loop.time() - call.started_at)
+        seconds = self.loop.time() - call.started_at
+        self.durations.add(seconds)
+        if self.audit is not None:
+            self.audit.ended(call, frame, seconds)
         if call.span is not None:
             call.span.end(_ended(call, outcome))
 
@@ -164,10 +169,14 @@ class Pipeline:
 
     def _admit(self, call: Call, start: Start, now: float) -> None:
         """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
-        caller = call.caller
+        caller, audit = call.caller, self.audit
         if self.draining or caller.in_flight > self.limits.in_flight_per_stream or caller.congested:
             raise self._no_room(caller)
+        if audit is not None and audit.refuses:
+            raise _unaudited()
         arguments, parsed, identity = decode(start, call, self.ids.process)
+        if audit is not None and audit.keeps_arguments:
+            call.arguments = arguments
         principal = caller.principal
         call.scope = scope = scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
         name = call.tool_name
@@ -241,6 +250,15 @@ class Pipeline:
             FailureKind.FAILURE_KIND_DENIED,
             "Policy does not let this caller run this tool for this tenant and subject.",
         )
+
+
+def _unaudited() -> Refusal:
+    return Refusal(
+        FailureKind.FAILURE_KIND_UNAVAILABLE,
+        "The sidecar cannot write its audit log just now, and runs nothing that is not in it; try again later.",
+        retryable=True,
+        retry_after=_RETRY_AFTER,
+    )
 
 
 def _ended(call: Call, outcome: Outcome) -> Ended:

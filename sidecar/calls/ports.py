@@ -134,6 +134,26 @@ class Listing(Protocol):
         ...
 
 
+class Audit(Protocol):
+    """What keeps a record of every call."""
+
+    keeps_arguments: bool
+    """Whether calls are to keep their arguments until they end."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no call is to be started, because it could not be recorded."""
+        ...
+
+    def ended(self, call: "Call", frame: Frame, seconds: float) -> None:
+        """A call has the outcome in this frame, so long after its start."""
+        ...
+
+    def flush(self) -> None:
+        """Records what has ended. Called before anybody is sent an outcome; never raises."""
+        ...
+
+
 class StoreUnavailable(Exception):
     """A store could not read or write just now. Nothing is known to have been stored."""
 

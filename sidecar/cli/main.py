@@ -128,6 +128,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_caller(shutdown)
     shutdown.add_argument("--grace", type=_seconds, metavar="SECONDS", help="how long running calls have (30)")
 
+    audit = _add(commands, "audit", "audit", "judge the audit log, or show its end")
+    _add_settings(audit)
+    audit.add_argument(
+        "action", choices=("verify", "tail"), help="see whether it is whole, or print its newest entries"
+    )
+    audit.add_argument("--lines", type=_count, default=10, metavar="N", help="how many entries tail prints (10)")
+    audit.add_argument("--follow", action="store_true", help="go on with those that come")
+
     _add(commands, "version", "version", "print the version")
     return parser
 
@@ -163,6 +171,16 @@ def _add_caller(command: argparse.ArgumentParser) -> None:
         default=os.environ.get(_SERVER_NAME),
         help=f"the name that the sidecar's certificate is for, where that is not its host (${_SERVER_NAME})",
     )
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of entries, such as 10")
+    return number
 
 
 def _seconds(text: str) -> float:

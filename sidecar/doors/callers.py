@@ -26,7 +26,10 @@ class CallerHost:
         if self._streams.full:
             self._counters.add("refused_streams")
             return Ending(EndingReason.FULL, "Too many streams are open; try again later.")
-        stream = FrameStream(transport, self._wire_limits, self._counters)
+        audit = self._pipeline.audit
+        stream = FrameStream(
+            transport, self._wire_limits, self._counters, before_write=audit.flush if audit is not None else None
+        )
         session = ExecuteSession(stream, self._pipeline, principal, self._wire_limits)
         self._sessions.add(session)
         try:

@@ -52,7 +52,10 @@ async def run_call(pipeline: Pipeline, principal: Principal, start: Start) -> tu
     caller = UnaryCaller(principal)
     caller.call = pipeline.start(start, caller, caller)
     try:
-        return caller.started, await caller.outcome
+        outcome = await caller.outcome
+        if pipeline.audit is not None:
+            pipeline.audit.flush()
+        return caller.started, outcome
     except asyncio.CancelledError:
         caller.call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
         raise

@@ -58,7 +58,7 @@ class StaticPolicy:
     def __init__(self, unrestricted: Collection[str], rules: Iterable[Rule] = ()) -> None:
         self._unrestricted = frozenset(unrestricted)
         self._rules: tuple[Rule, ...] = ()
-        self._known: dict[str, tuple[Rule, ...] | None] = {}
+        self._known: dict[Principal, tuple[Rule, ...] | None] = {}
         """Rules by the principals seen so far; `None`: may do everything."""
         self.replace(rules)
 
@@ -87,7 +87,7 @@ class StaticPolicy:
 
     def _rules_of(self, principal: Principal) -> tuple[Rule, ...] | None:
         try:
-            return self._known[principal.name]
+            return self._known[principal]
         except KeyError:
             return self._rules_for(principal)
 
@@ -102,5 +102,5 @@ class StaticPolicy:
             rules = tuple(rule for rule in self._rules if name in rule.principals)
         else:
             rules = ()
-        self._known[name] = rules
+        self._known[principal] = rules
         return rules

@@ -67,8 +67,15 @@ class FrameStream:
     """
 
     def __init__(
-        self, transport: Transport, limits: WireLimits, counters: Counters, *, ping_interval: float | None = None
+        self,
+        transport: Transport,
+        limits: WireLimits,
+        counters: Counters,
+        *,
+        ping_interval: float | None = None,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
+        """`before_write` is called before each message is handed to the transport, and may not raise."""
         self.outbox = Outbox(limits, self._wake)
         self.stalled = False
         """Whether the peer stopped reading and was given up; the transport lingers until it reads or leaves."""
@@ -76,6 +83,7 @@ class FrameStream:
         self._limits = limits
         self._counters = counters
         self._ping_interval = ping_interval
+        self._before_write = before_write
         self._pings = 0
         self._unanswered = 0
         self._next_ping = 0.0
@@ -194,6 +202,7 @@ class FrameStream:
         loop = asyncio.get_running_loop()
         outbox = self.outbox
         write = self._transport.write
+        before_write = self._before_write
         while True:
             message = outbox.drain()
             if message is None:
@@ -202,6 +211,8 @@ class FrameStream:
                 self._idle = loop.create_future()
                 await self._idle
                 continue
+            if before_write is not None:
+                before_write()
             self._writing_since = loop.time()
             try:
                 await write(message)

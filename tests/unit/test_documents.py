@@ -23,7 +23,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
 from sidecar.cli import call
 from sidecar.cli.main import BROKEN_PIPE, USAGE
-from sidecar.config import Allow, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
+from sidecar.config import Allow, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -223,6 +223,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[[worker]]": Worker,
     "[log]": Log,
     "[metrics]": Metrics,
+    "[audit]": Audit,
     "[tracing]": Tracing,
 }
 
@@ -238,7 +239,7 @@ def test_every_setting_is_told_with_its_default(heading: str) -> None:
         if isinstance(field.default, bool):
             assert row["Default"] == str(field.default).lower()
         elif isinstance(field.default, int | float):
-            assert row["Default"] == f"{field.default:g}"
+            assert row["Default"] == f"{field.default:.10g}"
         assert row["What it is"].endswith(".")
 
 

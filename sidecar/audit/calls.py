@@ -1,0 +1,85 @@
+"""What the audit log holds of calls."""
+
+import time
+from functools import lru_cache
+
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outcome_pb2 import Outcome, SideEffects
+from sidecar.audit.chain import Key, quoted
+from sidecar.audit.log import AuditLog
+from sidecar.calls.call import Call
+from sidecar.calls.outcome import kind_name
+
+_REMEMBERED = 1_024
+_PURPOSE = "pillion audit name"
+_PREFIX = "SIDE_EFFECTS_"
+_has = Outcome.HasField
+
+
+class CallAudit:
+    """Adds an entry for each call that ends.
+
+    Principals, tenants and subjects stand in it as keyed hashes: the same one reads the same, and nobody without the
+    key learns or guesses which. Messages of failures are left out; arguments and results are there only if asked for.
+    """
+
+    def __init__(self, log: AuditLog, key: Key, *, required: bool, arguments: bool, results: bool) -> None:
+        self.keeps_arguments = arguments
+        """Whether calls are to keep their arguments until they end."""
+        self.flush = log.flush
+        self._log = log
+        self._required = required
+        self._results = results
+
+        @lru_cache(_REMEMBERED)
+        def name(kind: str, text: str) -> str:
+            return key.mac(f"{_PURPOSE} {kind} {text}".encode(errors="surrogatepass"))[:32]
+
+        self._name = name
+
+    @property
+    def refuses(self) -> bool:
+        """Whether calls are to be refused, because the log cannot be written."""
+        return self._required and self._log.failing
+
+    def ended(self, call: Call, frame: Frame, seconds: float) -> None:
+        """A call has the outcome in this frame, so long after its start."""
+        self._log.defer(self._members, time.time_ns(), call, frame.outcome, seconds)
+
+    def _members(self, now: int, call: Call, outcome: Outcome, seconds: float) -> str:
+        """The entry of a call. Written as text, which takes a third of the time that an encoder does."""
+        told = (
+            f'"time_unix_nano":{now},"event":"call","execution":"{call.execution_id}",'
+            f'"tool_call":{quoted(call.tool_call_id)},"tool":{quoted(call.tool_name)},'
+            f'"caller":"{self._name("caller", call.caller.principal.name)}",'
+            f'"took_ms":{seconds * 1e3:.3f},"attempts":{call.attempts}'
+        )
+        if call.tool is not None:
+            told += f',"worker":{quoted(call.tool.workers.name)},"generation":{call.generation}'
+        if call.instance_id is not None:
+            told += f',"instance":{quoted(call.instance_id)}'
+        if call.scope is not None:
+            tenant, subject = call.scope.owner
+            told += f',"subject":"{self._name("subject", subject)}"'
+            if tenant is not None:
+                told += f',"tenant":"{self._name("tenant", tenant)}"'
+        if call.joins:
+            told += ',"joined":true'
+        if call.anchor is not None:
+            told += f',"parent_anchor":{{"asserted":{quoted(call.anchor)}}}'
+        if call.arguments is not None:
+            told += f',"arguments":{quoted(call.arguments.decode(errors="replace"))}'
+        return told + self._outcome(outcome)
+
+    def _outcome(self, outcome: Outcome) -> str:
+        if _has(outcome, "failure"):
+            reason = outcome.failure
+            effects = SideEffects.Name(reason.side_effects).removeprefix(_PREFIX)
+            return f',"outcome":"{kind_name(reason.kind)}","side_effects":"{effects}"'
+        told = ',"outcome":"RESULT"'
+        result = outcome.result
+        if result.is_error:
+            told += ',"is_error":true'
+        if self._results:
+            told += f',"result":{quoted(result.json.decode(errors="replace"))}'
+        return told

@@ -1,0 +1,197 @@
+"""The audit log of a running sidecar: what is in it, what is not, and the commands that judge and show it."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar._gen.pillion.v1.context_pb2 import Identity
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.support import SidecarProcess, WorkerPeer, attach, on_unix
+from tests.support.documents import ROOT
+from tests.support.machines import lacking, with_disk
+
+pytestmark = on_unix
+
+CANARY = "canary-3f9a1c"
+UNAVAILABLE = FailureKind.FAILURE_KIND_UNAVAILABLE
+FULL = pytest.mark.skipif(bool(lacking()), reason=lacking())
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
+    started = SidecarProcess(tmp_path)
+    yield started
+    await started.aclose()
+
+
+async def command(process: SidecarProcess, *arguments: str) -> tuple[int, str, str]:
+    """Runs `pillion audit`; answers its exit code and what it said."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "sidecar", "audit", "--config", str(process.config), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+async def entries(process: SidecarProcess) -> list[dict[str, Any]]:
+    code, output, errors = await command(process, "tail", "--lines", "1000")
+    assert code == 0, errors
+    return [json.loads(line) for line in output.splitlines()]
+
+
+async def calls(process: SidecarProcess) -> list[dict[str, Any]]:
+    return [entry for entry in await entries(process) if entry["event"] == "call"]
+
+
+async def test_a_call_is_recorded_with_who_what_and_how_it_ended(process: SidecarProcess) -> None:
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    call = await caller.start(
+        "echo",
+        {"secret": CANARY},
+        tool_call_id="tc-1",
+        identity=Identity(tenant=CANARY, principal=CANARY),
+        parent_anchor="anchor-9",
+    )
+    run = await worker.next_invoke()
+    await worker.result(run.call, {"secret": CANARY})
+    started = await caller.started(call)
+    await caller.outcome(call)
+    failing = await caller.start("echo", {"secret": CANARY})
+    run = await worker.next_invoke()
+    await worker.fail(run.call, message=CANARY)
+    await caller.outcome(failing)
+    assert (await caller.call("nothing")).failure.kind == FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+
+    result, failure, unknown = await calls(process)
+    assert (result["execution"], result["tool_call"]) == (started.execution_id, "tc-1")
+    assert (result["tool"], result["worker"], result["outcome"]) == ("echo", "main", "RESULT")
+    assert result["instance"].startswith("ins_")
+    assert result["parent_anchor"] == {"asserted": "anchor-9"}
+    assert (failure["outcome"], failure["side_effects"]) == ("TOOL_FAILED", "POSSIBLE")
+    assert (unknown["outcome"], unknown["attempts"], "worker" in unknown) == ("UNKNOWN_TOOL", 0, False)
+    # The same person reads the same, and another otherwise.
+    assert result["caller"] == failure["caller"]
+    assert "tenant" in result
+    assert "tenant" not in failure
+    assert result["subject"] != failure["subject"]
+    everything = "".join(path.read_text() for path in (process.config.parent / "state" / "audit").iterdir())
+    assert CANARY not in everything
+    assert "local:" not in everything
+
+
+async def test_arguments_and_results_are_there_only_if_asked_for(process: SidecarProcess) -> None:
+    with process.config.open("a") as config:
+        config.write("\n[audit]\narguments = true\nresults = true\n")
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    call = await caller.start("echo", b'{"text": "x"}')
+    run = await worker.next_invoke()
+    await worker.result(run.call, {"y": 1})
+    await caller.outcome(call)
+    (entry,) = await calls(process)
+    assert (entry["arguments"], json.loads(entry["result"])) == ('{"text": "x"}', {"y": 1})
+
+
+async def test_there_is_no_log_where_none_is_wanted(process: SidecarProcess) -> None:
+    with process.config.open("a") as config:
+        config.write("\n[audit]\nenabled = false\n")
+    await process.start()
+    await attach(process)
+    caller = await process.caller()
+    await caller.call("nothing")
+    assert not (process.config.parent / "state" / "audit").exists()
+    code, _, errors = await command(process, "verify")
+    assert (code, "There is no audit log in" in errors) == (2, True)
+
+
+async def test_the_commands_tell_a_whole_log_from_one_that_was_changed(process: SidecarProcess) -> None:
+    await process.start()
+    await attach(process)
+    caller = await process.caller()
+    for _ in range(3):
+        await caller.call("nothing")
+    await process.aclose()
+    code, output, errors = await command(process, "verify")
+    assert (code, errors) == (0, "")
+    assert output.endswith("whole; entries 1 to 5\n")
+    (segment,) = (process.config.parent / "state" / "audit").iterdir()
+    segment.write_text(segment.read_text().replace('"tool":"nothing"', '"tool":"another"', 1))
+    code, _, errors = await command(process, "verify")
+    assert code == 1
+    assert errors == "line 2 of audit-000000000001.log, which says that it is entry 2, was changed.\n"
+
+
+async def test_a_log_that_was_cut_is_not_gone_on_with(process: SidecarProcess) -> None:
+    await process.start()
+    await process.aclose()
+    (segment,) = (process.config.parent / "state" / "audit").iterdir()
+    segment.write_text("")
+    with pytest.raises(AssertionError, match=r"its head says that there were 2.*keep it as evidence"):
+        await process.start()
+
+
+async def test_a_key_that_others_can_read_is_refused(process: SidecarProcess, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 40)
+    key.chmod(0o644)
+    with process.config.open("a") as config:
+        config.write('\n[audit]\nkey_file = "key"\n')
+    with pytest.raises(AssertionError, match=r"The audit key.*chmod 600"):
+        await process.start()
+    key.write_text("short")
+    key.chmod(0o600)
+    with pytest.raises(AssertionError, match="has 5 bytes, and needs 32"):
+        await process.start()
+
+
+@FULL
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_full_disk_stops_calls_only_where_each_has_to_be_recorded(tmp_path: Path, *, required: bool) -> None:
+    disk = tmp_path / "disk"
+    process = SidecarProcess(tmp_path, within=with_disk(disk, "256k"))
+    with process.config.open("a") as config:
+        config.write(f'\n[audit]\ndirectory = "disk"\nrequired = {str(required).lower()}\n')
+    try:
+        await process.start()
+        worker, caller = await attach(process), await process.caller()
+        answering = asyncio.ensure_future(answer_all(worker))
+        refused = None
+        for number in range(1_200):
+            outcome = await caller.call("echo", tool_call_id=f"{number:0250}")
+            if outcome.HasField("failure"):
+                refused = outcome.failure
+                break
+        await process.says("the audit log cannot be written")
+        assert (refused is not None) is required
+        if refused is not None:
+            assert (refused.kind, refused.retryable) == (UNAVAILABLE, True)
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+    finally:
+        await process.aclose()
+
+
+async def answer_all(worker: WorkerPeer) -> None:
+    """Answers every call with a result."""
+    while True:
+        await worker.result((await worker.next_invoke()).call, {})
+
+
+async def test_a_shutdown_is_the_last_entry(process: SidecarProcess) -> None:
+    await process.start()
+    process.send(signal.SIGTERM)
+    assert await process.ended() == 0
+    assert [entry["event"] for entry in await entries(process)] == ["started", "stopped"]

@@ -1,0 +1,77 @@
+"""Guarantee 16: after `kill -9` of the sidecar, what it had acknowledged is there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse
+from sidecar.audit.chain import Key
+from sidecar.audit.log import Places
+from sidecar.audit.segments import lines_of, segments_in
+from sidecar.audit.verification import verify
+from tests.support import SidecarProcess, attach, on_unix
+from tests.support.caller import start_of
+
+pytestmark = on_unix
+
+AT_ONCE = 200
+CALL = "/pillion.v1.ToolHostService/Call"
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
+    started = SidecarProcess(tmp_path)
+    yield started
+    await started.aclose()
+
+
+def recorded(state: Path) -> str:
+    """The log, which has to be whole but for its torn end."""
+    places = Places(state / "audit", state / "audit.head")
+    verification = verify(places, Key((state / "audit.key").read_bytes().strip()))
+    assert verification.found == []
+    return "\n".join(line.decode() for segment in segments_in(places.directory) for line, _ in lines_of(segment))
+
+
+@pytest.mark.parametrize("after", [1, 7, AT_ONCE])
+async def test_guarantee_16_every_outcome_that_was_told_is_in_the_audit_log(
+    process: SidecarProcess, after: int
+) -> None:
+    await process.start()
+    worker, caller = await attach(process, concurrency=AT_ONCE), await process.caller()
+    begun = [await caller.start("echo") for _ in range(AT_ONCE)]
+    for _ in begun:
+        await worker.result((await worker.next_invoke()).call, {})
+    await caller.outcome(begun[after - 1])
+    await process.kill()
+    told = {
+        frame.started.execution_id
+        for call in begun
+        if "outcome" in caller.bodies(call)
+        for frame in caller.frames[call]
+        if frame.HasField("started")
+    }
+    assert len(told) >= after
+    text = await asyncio.to_thread(recorded, process.config.parent / "state")
+    assert {execution for execution in told if f'"execution":"{execution}"' not in text} == set()
+
+    # And the next sidecar goes on with it.
+    await process.start()
+    await process.aclose()
+    await asyncio.to_thread(recorded, process.config.parent / "state")
+
+
+async def test_guarantee_16_a_single_call_that_was_answered_is_in_the_audit_log(process: SidecarProcess) -> None:
+    await process.start()
+    worker = await attach(process)
+    async with grpc.aio.insecure_channel(process.callers_at) as channel:
+        call = channel.unary_unary(CALL, CallRequest.SerializeToString, CallResponse.FromString)
+        answering = asyncio.ensure_future(call(CallRequest(start=start_of("echo"))))
+        await worker.result((await worker.next_invoke()).call, {})
+        answer: CallResponse = await answering
+        await process.kill()
+    text = await asyncio.to_thread(recorded, process.config.parent / "state")
+    assert f'"execution":"{answer.started.execution_id}"' in text
