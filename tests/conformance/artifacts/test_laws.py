@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.artifacts import laws_of_payloads, laws_of_room, laws_of_scopes, laws_of_uploads
 from tests.conformance.artifacts.laws import LAWS
 from tests.conformance.artifacts.stage import BACKENDS, DECLARED, Clock, Stage
 
 pytestmark = pytest.mark.anyio
+
+FILES = (laws_of_payloads, laws_of_scopes, laws_of_room, laws_of_uploads)
+"""Where the laws are. They make themselves known when they are imported."""
 
 
 @pytest.fixture
@@ -37,5 +41,6 @@ async def test_a_law(backend: str, law: str, tmp_path: Path) -> None:
 
 
 def test_declarations_name_laws() -> None:
+    assert {law.body.__module__ for law in LAWS.values()} == {file.__name__ for file in FILES}
     for declared in DECLARED.values():
         assert declared.keys() <= LAWS.keys()
