@@ -2,21 +2,27 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import anyio
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar.artifacts import Eviction
+from sidecar.artifacts.files import FileArtifactStore
+from sidecar.artifacts.transfers import Transfers
 from sidecar.auditing import auditing
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.doors.access import NOBODY, Context
 from sidecar.doors.address import reachable
 from sidecar.doors.admin import Admin
+from sidecar.doors.artifacts import ArtifactDoor
+from sidecar.doors.bulk import Bulk
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners
 from sidecar.doors.tool_host import ToolHost
+from sidecar.doors.transfers import TransferDoor
 from sidecar.doors.worker_host import worker_host_handler
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
@@ -66,6 +72,10 @@ class Sidecar:
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
         )
+        self._artifacts = FileArtifactStore(
+            self._database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_expired
+        )
+        self._transfers = Transfers()
         self._streams = Streams()
         self._callers = CallerHost(self._pipeline, self._streams, limits.wire, counters)
         self._workers = WorkerHost(self._catalogue, self._streams, limits.workers, limits.wire, counters)
@@ -86,12 +96,14 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
+                    self._artifacts,
                     auditing(settings, self._pipeline),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
                     await self._listen()
                     tasks.start_soon(self._streams.run)
+                    tasks.start_soon(self._artifacts.keep_tidy)
                     tasks.start_soon(self._tell_health)
                     self._supervisor.target = reachable(self.workers_at)
                     for launch in launches:
@@ -201,19 +213,29 @@ class Sidecar:
         def is_operator(principal: Principal) -> bool:
             return principal.is_local or principal.name in self.settings.listen.operators
 
-        tool_host = ToolHost(self._callers, pipeline, catalogue, self._policy, self.settings.limits.wire, principal_of)
+        limits = self.settings.limits
+
+        def bulk() -> Bulk:
+            return Bulk(limits.artifacts.transfers, limits.wire.stall_after)
+
+        tool_host = ToolHost(self._callers, pipeline, catalogue, self._policy, limits.wire, principal_of)
         admin = Admin(pipeline, self.stop, principal_of, is_operator)
         try:
             self.callers_at, self.workers_at = await self._listeners.start(
                 tool_host.handler(),
                 admin.handler(),
                 worker_host_handler(self._workers.attach),
+                ArtifactDoor(self._artifacts, self._policy, limits.wire, bulk(), principal_of).handler(),
+                TransferDoor(self._artifacts, self._transfers, bulk()).handler(),
                 reflection_by_tcp=listen.reflection,
             )
         except OSError as error:
             raise ConfigRefused(str(error)) from None
         await self._listeners.health.set("", SERVING)
         _log.info("callers at %s, workers at %s", self.callers_at, self.workers_at)
+
+    def _count_expired(self, expired: Sequence[Eviction]) -> None:
+        self._counters.add("expired_artifacts", len(expired))
 
     async def _tell_health(self) -> None:
         """Keeps the health of `worker/<name>` true: whether an instance of it takes calls."""

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from sidecar.artifacts.limits import ArtifactLimits
 from sidecar.calls.limits import CallLimits
 from sidecar.credentials.settings import Granted
 from sidecar.doors.address import is_loopback
@@ -212,6 +213,8 @@ class Limits(BaseModel):
     """Of streams."""
     workers: Annotated[WorkerLimits, _only_known(WorkerLimits)] = WorkerLimits()
     """Of workers."""
+    artifacts: Annotated[ArtifactLimits, _only_known(ArtifactLimits)] = ArtifactLimits()
+    """Of artifacts."""
 
 
 class Audit(BaseModel):

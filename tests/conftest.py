@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from sidecar.artifacts import ArtifactLimits
 from tests.support import (
     SETS,
     CallLimits,
@@ -74,9 +75,16 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
         calls: CallLimits | None = None,
         wire: WireLimits | None = None,
         workers: WorkerLimits | None = None,
+        artifacts: ArtifactLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
     ) -> Host:
-        setup = Setup(calls or CallLimits(), wire or WireLimits(), workers or WorkerLimits(), sets or SETS)
+        setup = Setup(
+            calls or CallLimits(),
+            wire or WireLimits(),
+            workers or WorkerLimits(),
+            sets or SETS,
+            artifacts or ArtifactLimits(),
+        )
         if transport == "memory":
             host: Host = MemoryHost(setup)
         else:

@@ -65,6 +65,8 @@ class Listeners:
         tool_host: grpc.GenericRpcHandler,
         admin_door: grpc.GenericRpcHandler,
         worker_host: grpc.GenericRpcHandler,
+        artifact_door: grpc.GenericRpcHandler,
+        transfer_door: grpc.GenericRpcHandler,
         *,
         reflection_by_tcp: bool = False,
     ) -> tuple[str, str]:
@@ -79,12 +81,12 @@ class Listeners:
             (
                 tool_host,
                 unsupported_handler(execute, ("EndScope", "CompleteConsent")),
-                unsupported_handler(artifacts),
+                artifact_door,
                 admin_door,
                 unsupported_handler(admin, ("WatchCalls",)),
             )
         )
-        self._workers.add_generic_rpc_handlers((worker_host, unsupported_handler(artifacts, ("Upload", "Download"))))
+        self._workers.add_generic_rpc_handlers((worker_host, transfer_door))
         add_HealthServicer_to_server(self.health, self._callers)
         add_HealthServicer_to_server(self.health, self._workers)
         is_local = self.callers.address.socket is not None

@@ -56,6 +56,18 @@ _DETAILS_KEY = "grpc-status-details-bin"
 
 async def refuse(context: "grpc.aio.ServicerContext[Any, Any]", reason: Failure) -> NoReturn:
     """Ends a unary RPC whose call failed: code, message, and the failure itself as detail (`google.rpc.Status`)."""
+    await context.abort(*_status(reason))
+
+
+def tell(context: "grpc.aio.ServicerContext[Any, Any]", reason: Failure) -> None:
+    """The same for an RPC that has answered something already; its handler must return now."""
+    code, message, trailers = _status(reason)
+    context.set_code(code)
+    context.set_details(message)
+    context.set_trailing_metadata(trailers)
+
+
+def _status(reason: Failure) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     detail = Failure()
     detail.CopyFrom(reason)
     detail.message = cut(detail.message, _MESSAGE_BYTES)
@@ -64,4 +76,4 @@ async def refuse(context: "grpc.aio.ServicerContext[Any, Any]", reason: Failure)
     code = CODES.get(reason.kind, _Code.INTERNAL)
     status = Status(code=code.value[0], message=detail.message)
     status.details.add().Pack(detail)
-    await context.abort(code, detail.message, ((_DETAILS_KEY, status.SerializeToString()),))
+    return code, detail.message, ((_DETAILS_KEY, status.SerializeToString()),)

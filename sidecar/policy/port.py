@@ -20,3 +20,7 @@ class Policy(Protocol):
     def decide(self, principal: Principal, scope: Scope, tool: str) -> Decision:
         """Whether this principal may act for this tenant and subject, with this tool."""
         ...
+
+    def admits(self, principal: Principal, scope: Scope) -> bool:
+        """Whether this principal may act for this tenant and subject at all, whatever it is about."""
+        ...

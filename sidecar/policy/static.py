@@ -46,6 +46,11 @@ class Rule:
         self.tenants = Words(tenants)
         self.subjects = Words(subjects)
 
+    def covers(self, scope: Scope) -> bool:
+        """Whether it is for the scope's tenant and subject."""
+        owner = scope.owner
+        return (owner.tenant or "") in self.tenants and (owner.named or "") in self.subjects
+
 
 class StaticPolicy:
     """Allows what a rule allows. Those named as unrestricted may do everything, unless a rule names one of them."""
@@ -53,7 +58,7 @@ class StaticPolicy:
     def __init__(self, unrestricted: Collection[str], rules: Iterable[Rule] = ()) -> None:
         self._unrestricted = frozenset(unrestricted)
         self._rules: tuple[Rule, ...] = ()
-        self._known: dict[str, tuple[Rule, ...] | None] = {}
+        self._known: dict[Principal, tuple[Rule, ...] | None] = {}
         """Rules by the principals seen so far; `None`: may do everything."""
         self.replace(rules)
 
@@ -64,20 +69,27 @@ class StaticPolicy:
 
     def decide(self, principal: Principal, scope: Scope, tool: str) -> Decision:
         """Whether this principal may act for this tenant and subject, with this tool."""
-        try:
-            rules = self._known[principal.name]
-        except KeyError:
-            rules = self._rules_for(principal)
+        rules = self._rules_of(principal)
         if rules is None:
             return _ALLOWED
-        owner = scope.owner
         listed = False
         for rule in rules:
             if tool in rule.tools:
-                if (owner.tenant or "") in rule.tenants and (owner.named or "") in rule.subjects:
+                if rule.covers(scope):
                     return _ALLOWED
                 listed = True
         return _LISTED if listed else _DENIED
+
+    def admits(self, principal: Principal, scope: Scope) -> bool:
+        """Whether this principal may act for this tenant and subject at all."""
+        rules = self._rules_of(principal)
+        return rules is None or any(rule.covers(scope) for rule in rules)
+
+    def _rules_of(self, principal: Principal) -> tuple[Rule, ...] | None:
+        try:
+            return self._known[principal]
+        except KeyError:
+            return self._rules_for(principal)
 
     def _rules_for(self, principal: Principal) -> tuple[Rule, ...] | None:
         if len(self._known) >= _REMEMBERED:
@@ -90,5 +102,5 @@ class StaticPolicy:
             rules = tuple(rule for rule in self._rules if name in rule.principals)
         else:
             rules = ()
-        self._known[name] = rules
+        self._known[principal] = rules
         return rules

@@ -51,6 +51,96 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END
         """,
     ),
+    (
+        """
+        CREATE TABLE artifact_tenant (
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE,
+            bytes INTEGER NOT NULL DEFAULT 0
+        )
+        """,
+        """
+        CREATE TABLE artifact_owner (
+            id INTEGER PRIMARY KEY,
+            tenant INTEGER NOT NULL REFERENCES artifact_tenant (id),
+            subject TEXT NOT NULL,
+            bytes INTEGER NOT NULL DEFAULT 0,
+            UNIQUE (tenant, subject)
+        )
+        """,
+        """
+        CREATE TABLE artifact_scope (
+            id INTEGER PRIMARY KEY,
+            owner INTEGER NOT NULL REFERENCES artifact_owner (id),
+            place TEXT NOT NULL,
+            bytes INTEGER NOT NULL DEFAULT 0,
+            artifacts INTEGER NOT NULL DEFAULT 0,
+            newest INTEGER NOT NULL,
+            UNIQUE (owner, place)
+        )
+        """,
+        """
+        CREATE TABLE artifact (
+            id INTEGER PRIMARY KEY,
+            scope INTEGER NOT NULL REFERENCES artifact_scope (id),
+            sequence INTEGER NOT NULL,
+            reference TEXT NOT NULL UNIQUE,
+            file TEXT NOT NULL UNIQUE,
+            kind TEXT NOT NULL,
+            media_type TEXT NOT NULL,
+            size INTEGER NOT NULL,
+            shape INTEGER NOT NULL,
+            created_at INTEGER NOT NULL,
+            expires_at INTEGER NOT NULL,
+            read_at INTEGER NOT NULL,
+            label TEXT,
+            digest TEXT,
+            run_id TEXT,
+            tool_call_id TEXT,
+            parents TEXT NOT NULL,
+            UNIQUE (scope, sequence)
+        )
+        """,
+        "CREATE INDEX artifact_expiry ON artifact (expires_at)",
+        "CREATE INDEX artifact_coldest ON artifact (scope, read_at, reference)",
+        """
+        CREATE TRIGGER artifact_counted AFTER INSERT ON artifact BEGIN
+            UPDATE artifact_scope SET bytes = bytes + new.size, artifacts = artifacts + 1 WHERE id = new.scope;
+            UPDATE artifact_owner SET bytes = bytes + new.size
+                WHERE id = (SELECT owner FROM artifact_scope WHERE id = new.scope);
+            UPDATE artifact_tenant SET bytes = bytes + new.size
+                WHERE id = (
+                    SELECT tenant FROM artifact_owner
+                    WHERE id = (SELECT owner FROM artifact_scope WHERE id = new.scope)
+                );
+        END
+        """,
+        """
+        CREATE TRIGGER artifact_uncounted AFTER DELETE ON artifact BEGIN
+            UPDATE artifact_tenant SET bytes = bytes - old.size
+                WHERE id = (
+                    SELECT tenant FROM artifact_owner
+                    WHERE id = (SELECT owner FROM artifact_scope WHERE id = old.scope)
+                );
+            UPDATE artifact_owner SET bytes = bytes - old.size
+                WHERE id = (SELECT owner FROM artifact_scope WHERE id = old.scope);
+            UPDATE artifact_scope SET bytes = bytes - old.size, artifacts = artifacts - 1 WHERE id = old.scope;
+            DELETE FROM artifact_scope WHERE id = old.scope AND artifacts = 0;
+        END
+        """,
+        """
+        CREATE TRIGGER artifact_scope_emptied AFTER DELETE ON artifact_scope BEGIN
+            DELETE FROM artifact_owner WHERE id = old.owner
+                AND NOT EXISTS (SELECT 1 FROM artifact_scope WHERE owner = old.owner);
+        END
+        """,
+        """
+        CREATE TRIGGER artifact_owner_emptied AFTER DELETE ON artifact_owner BEGIN
+            DELETE FROM artifact_tenant WHERE id = old.tenant
+                AND NOT EXISTS (SELECT 1 FROM artifact_owner WHERE tenant = old.tenant);
+        END
+        """,
+    ),
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 

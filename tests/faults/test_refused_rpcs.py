@@ -11,7 +11,7 @@ from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execut
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar.calls import pipeline
 from sidecar.calls.idempotency import Requests
-from sidecar.doors import tool_host
+from sidecar.doors import artifacts, tool_host, transfers
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.execute import ExecuteSession
 from sidecar.policy import StaticPolicy
@@ -71,14 +71,10 @@ async def _once() -> AsyncIterator[bytes]:
 async def test_methods_that_are_not_done_yet_say_so(host: SocketHost) -> None:
     async with Doors(host) as doors:
         for method in methods((EXECUTE, ARTIFACTS, ADMIN)):
-            if method.containing_service is ARTIFACTS or method.name in NOT_DONE:
+            if method.name in NOT_DONE:
                 failure = detail_of(await error_of(doors.channel, method))
                 assert (failure.kind, failure.side_effects) == (FailureKind.FAILURE_KIND_UNSUPPORTED, NONE)
                 assert method.name in failure.message
-        for method in ARTIFACTS.methods:
-            if method.name in OF_WORKERS:
-                failure = detail_of(await error_of(doors.workers, method))
-                assert (failure.kind, failure.side_effects) == (FailureKind.FAILURE_KIND_UNSUPPORTED, NONE)
 
 
 @on_sockets
@@ -124,8 +120,13 @@ async def fail_later(*_: Any, **__: Any) -> NoReturn:
         ((CallerHost, "execute"), EXECUTE, "Execute", False),
         ((tool_host, "run_call"), EXECUTE, "Call", False),
         ((WorkerHost, "attach"), ATTACH, "Attach", True),
+        ((artifacts, "scope_from"), ARTIFACTS, "Put", False),
+        ((artifacts, "scope_from"), ARTIFACTS, "List", False),
+        ((artifacts, "receive"), ARTIFACTS, "Upload", False),
+        ((artifacts, "scope_from"), ARTIFACTS, "Download", False),
+        ((transfers, "receive"), ARTIFACTS, "Upload", True),
+        ((transfers, "_secret"), ARTIFACTS, "Download", True),
     ],
-    ids=["ListTools", "WatchTools", "GetInfo", "Execute", "Call", "Attach"],
 )
 async def test_a_handler_that_fails_tells_nothing_of_why(
     start_host: StartHost,

@@ -130,8 +130,9 @@ class Served:
         """Asks sidecar and worker to end; answers what was not in order, a sentence each."""
         wrong = []
         for name, process in (("sidecar", self.sidecar), ("attached worker", self.attached)):
-            # The worker leaves by itself when the sidecar drains it.
-            if process.returncode is None:
+            # The worker leaves by itself when the sidecar drains it. A signal to who is leaving might come too late to
+            # be handled, and end it.
+            if process is self.sidecar and process.returncode is None:
                 process.send_signal(signal.SIGTERM)
             try:
                 await asyncio.wait_for(process.wait(), END_SECONDS)

@@ -39,6 +39,7 @@ import pytest
 # own handlers may crash the process that a test starts.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+from sidecar.artifacts import ArtifactLimits
 from sidecar.calls.limits import CallLimits
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -116,6 +117,7 @@ class StartHost(Protocol):
         calls: CallLimits | None = None,
         wire: WireLimits | None = None,
         workers: WorkerLimits | None = None,
+        artifacts: ArtifactLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
     ) -> Host:
         """The running sidecar."""

@@ -15,6 +15,7 @@ import grpc.aio
 from sidecar._gen.pillion.v1.execute_pb2 import GetInfoRequest, GetInfoResponse
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar.app import Sidecar
+from sidecar.artifacts import ArtifactLimits
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
@@ -61,6 +62,7 @@ class Setup:
     wire: WireLimits = field(default_factory=WireLimits)
     workers: WorkerLimits = field(default_factory=WorkerLimits)
     sets: Mapping[str, frozenset[str]] = field(default_factory=lambda: SETS)
+    artifacts: ArtifactLimits = field(default_factory=ArtifactLimits)
 
 
 class Host(Protocol):
@@ -175,7 +177,7 @@ def settings(setup: Setup, transport: str, directory: Path) -> Settings:
         listen = Listen(callers=f"unix:{directory}/callers.sock", workers=f"unix:{directory}/workers.sock")
     else:
         listen = Listen(callers="127.0.0.1:0", workers="127.0.0.1:0", insecure=True)
-    limits = Limits(calls=setup.calls, wire=setup.wire, workers=setup.workers)
+    limits = Limits(calls=setup.calls, wire=setup.wire, workers=setup.workers, artifacts=setup.artifacts)
     return Settings(state_dir=directory / "state", listen=listen, worker=tuple(workers), limits=limits)
 
 

@@ -17,6 +17,7 @@ from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.artifacts import ArtifactLimits
 from sidecar.calls.call import CallState
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
@@ -206,11 +207,14 @@ def test_every_exit_code_of_a_call_is_told() -> None:
 # --- settings
 
 
-@pytest.mark.parametrize(("heading", "kind"), [("calls", CallLimits), ("wire", WireLimits), ("workers", WorkerLimits)])
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [("calls", CallLimits), ("wire", WireLimits), ("workers", WorkerLimits), ("artifacts", ArtifactLimits)],
+)
 def test_every_limit_is_told_with_its_default(heading: str, kind: type) -> None:
     told = {row["Setting"]: row["Default"].replace(",", "") for row in table(CONFIGURE, f"[limits.{heading}]")}
     defaults = kind()
-    assert told == {field.name: f"{getattr(defaults, field.name):.10g}" for field in fields(kind)}
+    assert told == {field.name: f"{getattr(defaults, field.name):.15g}" for field in fields(kind)}
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -61,3 +61,28 @@ def test_however_many_ask_each_is_decided_by_its_own_rules() -> None:
         assert decided(policy, principal) == (ALLOWED if number == 7 else DENIED)
     assert decided(policy, LOCAL) == ALLOWED
     assert len(policy._known) <= 1_024
+
+
+def test_who_may_act_for_somebody_with_any_tool_is_admitted_for_them_and_for_nobody_else() -> None:
+    caller = Principal("token:a", authenticated=True)
+    policy = StaticPolicy(
+        (LOCAL.name,), [Rule("token:a", ["read"], ["acme"], ["ann", "team-*"]), Rule("token:b", ["*"])]
+    )
+
+    def admitted(who: Principal, **identity: str) -> bool:
+        return policy.admits(who, scope_of(who, Identity(**identity), None, "run", "exe"))
+
+    assert admitted(caller, tenant="acme", principal="ann")
+    assert admitted(caller, tenant="acme", principal="team-1")
+    for other in (
+        {},
+        {"tenant": "acme"},
+        {"principal": "ann"},
+        {"tenant": "acme", "principal": "bob"},
+        {"tenant": "ACME"},
+    ):
+        assert not admitted(caller, **other)
+    assert admitted(Principal("token:b", authenticated=True))
+    assert not admitted(Principal("token:b", authenticated=True), tenant="acme")
+    assert not admitted(Principal("token:a", authenticated=False), tenant="acme", principal="ann")
+    assert admitted(LOCAL, tenant="any", principal="any")

@@ -481,9 +481,12 @@ type ArtifactInput struct {
 	ExpiresIn *durationpb.Duration `protobuf:"bytes,5,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
 	// The artifacts it was made from. Each must be in the same scope, else the put is refused and lists those that are
 	// not. Empty: none.
-	Parents       []string `protobuf:"bytes,6,rep,name=parents,proto3" json:"parents,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Parents []string `protobuf:"bytes,6,rep,name=parents,proto3" json:"parents,omitempty"`
+	// The digest that the payload must have, written as `ArtifactMeta.digest`; with another one nothing is stored. Unset:
+	// any will do. Implies `digest`.
+	ExpectedDigest *string `protobuf:"bytes,7,opt,name=expected_digest,json=expectedDigest,proto3,oneof" json:"expected_digest,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ArtifactInput) Reset() {
@@ -556,6 +559,13 @@ func (x *ArtifactInput) GetParents() []string {
 		return x.Parents
 	}
 	return nil
+}
+
+func (x *ArtifactInput) GetExpectedDigest() string {
+	if x != nil && x.ExpectedDigest != nil {
+		return *x.ExpectedDigest
+	}
+	return ""
 }
 
 // An artifact that a put pushed out.
@@ -1185,7 +1195,8 @@ type UploadHeader struct {
 	Shape ArtifactShape `protobuf:"varint,4,opt,name=shape,proto3,enum=pillion.v1.ArtifactShape" json:"shape,omitempty"`
 	// The payload's size. Required; the upload fails when other than this many bytes come.
 	Size uint64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
-	// An interrupted upload to continue. Unset: a new one.
+	// An interrupted upload to continue, in the same scope or with the same token; it is taken away from whoever else
+	// holds it. Unset: a new one. What is not there any more, or never was, gets one identical answer.
 	UploadId      *string `protobuf:"bytes,6,opt,name=upload_id,json=uploadId,proto3,oneof" json:"upload_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1359,7 +1370,7 @@ type UploadResponse struct {
 	Evicted []*Eviction `protobuf:"bytes,2,rep,name=evicted,proto3" json:"evicted,omitempty"`
 	// How to continue an incomplete upload. Unset: it is complete.
 	UploadId *string `protobuf:"bytes,3,opt,name=upload_id,json=uploadId,proto3,oneof" json:"upload_id,omitempty"`
-	// How many bytes are safely stored. Always set.
+	// How many bytes have come. Always set. Those of an incomplete upload do not outlive the sidecar.
 	Received      uint64 `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1637,7 +1648,7 @@ const file_pillion_v1_artifacts_proto_rawDesc = "" +
 	" \x01(\v2\x1a.pillion.v1.ArtifactOriginR\x06origin\x12\x18\n" +
 	"\aparents\x18\v \x03(\tR\aparentsB\b\n" +
 	"\x06_labelB\t\n" +
-	"\a_digest\"\xd3\x01\n" +
+	"\a_digest\"\x95\x02\n" +
 	"\rArtifactInput\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1d\n" +
 	"\n" +
@@ -1646,8 +1657,10 @@ const file_pillion_v1_artifacts_proto_rawDesc = "" +
 	"\x06digest\x18\x04 \x01(\bR\x06digest\x128\n" +
 	"\n" +
 	"expires_in\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\x12\x18\n" +
-	"\aparents\x18\x06 \x03(\tR\aparentsB\b\n" +
-	"\x06_label\"\x84\x01\n" +
+	"\aparents\x18\x06 \x03(\tR\aparents\x12,\n" +
+	"\x0fexpected_digest\x18\a \x01(\tH\x01R\x0eexpectedDigest\x88\x01\x01B\b\n" +
+	"\x06_labelB\x12\n" +
+	"\x10_expected_digest\"\x84\x01\n" +
 	"\bEviction\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x122\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x1a.pillion.v1.EvictionReasonR\x06reason\x12\x12\n" +

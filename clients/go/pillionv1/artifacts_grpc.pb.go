@@ -35,8 +35,9 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-// and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-// expired, foreign or malformed gets one identical answer.
+// and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+// `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+// request; a reference that is missing, expired, foreign or malformed gets one identical answer.
 type ArtifactServiceClient interface {
 	// Stores a small payload, at most `Limits.max_frame_bytes`, and answers its meta.
 	Put(ctx context.Context, in *PutRequest, opts ...grpc.CallOption) (*PutResponse, error)
@@ -48,7 +49,9 @@ type ArtifactServiceClient interface {
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	// Lists the scope's artifacts, newest first.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
-	// Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued.
+	// Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+	// `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+	// chunks are expected. Ending the stream early also keeps what has come.
 	Upload(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[UploadRequest, UploadResponse], error)
 	// Reads a payload of any size: the meta, then chunks in order.
 	Download(ctx context.Context, in *DownloadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DownloadResponse], error)
@@ -149,8 +152,9 @@ type ArtifactService_DownloadClient = grpc.ServerStreamingClient[DownloadRespons
 // for forward compatibility.
 //
 // The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-// and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-// expired, foreign or malformed gets one identical answer.
+// and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+// `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+// request; a reference that is missing, expired, foreign or malformed gets one identical answer.
 type ArtifactServiceServer interface {
 	// Stores a small payload, at most `Limits.max_frame_bytes`, and answers its meta.
 	Put(context.Context, *PutRequest) (*PutResponse, error)
@@ -162,7 +166,9 @@ type ArtifactServiceServer interface {
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
 	// Lists the scope's artifacts, newest first.
 	List(context.Context, *ListRequest) (*ListResponse, error)
-	// Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued.
+	// Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+	// `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+	// chunks are expected. Ending the stream early also keeps what has come.
 	Upload(grpc.ClientStreamingServer[UploadRequest, UploadResponse]) error
 	// Reads a payload of any size: the meta, then chunks in order.
 	Download(*DownloadRequest, grpc.ServerStreamingServer[DownloadResponse]) error

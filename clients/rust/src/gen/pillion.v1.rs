@@ -98,6 +98,10 @@ pub struct ArtifactInput {
     /// not. Empty: none.
     #[prost(string, repeated, tag="6")]
     pub parents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The digest that the payload must have, written as `ArtifactMeta.digest`; with another one nothing is stored. Unset:
+    /// any will do. Implies `digest`.
+    #[prost(string, optional, tag="7")]
+    pub expected_digest: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// An artifact that a put pushed out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -230,7 +234,8 @@ pub struct UploadHeader {
     /// The payload's size. Required; the upload fails when other than this many bytes come.
     #[prost(uint64, tag="5")]
     pub size: u64,
-    /// An interrupted upload to continue. Unset: a new one.
+    /// An interrupted upload to continue, in the same scope or with the same token; it is taken away from whoever else
+    /// holds it. Unset: a new one. What is not there any more, or never was, gets one identical answer.
     #[prost(string, optional, tag="6")]
     pub upload_id: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -266,7 +271,7 @@ pub struct UploadResponse {
     /// How to continue an incomplete upload. Unset: it is complete.
     #[prost(string, optional, tag="3")]
     pub upload_id: ::core::option::Option<::prost::alloc::string::String>,
-    /// How many bytes are safely stored. Always set.
+    /// How many bytes have come. Always set. Those of an incomplete upload do not outlive the sidecar.
     #[prost(uint64, tag="4")]
     pub received: u64,
 }

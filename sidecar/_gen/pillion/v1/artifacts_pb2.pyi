@@ -279,6 +279,7 @@ class ArtifactInput(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
+    EXPECTED_DIGEST_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """The maker's own word for what it is. Required, not blank. At most 256 bytes."""
     media_type: _builtins.str
@@ -287,6 +288,10 @@ class ArtifactInput(_message.Message):
     """A name for people. Unset: none. At most 1,024 bytes."""
     digest: _builtins.bool
     """Whether to compute a digest. Unset: no."""
+    expected_digest: _builtins.str
+    """The digest that the payload must have, written as `ArtifactMeta.digest`; with another one nothing is stored. Unset:
+    any will do. Implies `digest`.
+    """
     @_builtins.property
     def expires_in(self) -> _duration_pb2.Duration:
         """How long to keep it. Unset: as long as the store does. Must be positive."""
@@ -306,13 +311,19 @@ class ArtifactInput(_message.Message):
         digest: _builtins.bool = ...,
         expires_in: _duration_pb2.Duration | None = ...,
         parents: _abc.Iterable[_builtins.str] | None = ...,
+        expected_digest: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_label", b"_label", "expires_in", b"expires_in", "label", b"label"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_digest", b"_expected_digest", "_label", b"_label", "expected_digest", b"expected_digest", "expires_in", b"expires_in", "label", b"label"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_label", b"_label", "digest", b"digest", "expires_in", b"expires_in", "kind", b"kind", "label", b"label", "media_type", b"media_type", "parents", b"parents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_digest", b"_expected_digest", "_label", b"_label", "digest", b"digest", "expected_digest", b"expected_digest", "expires_in", b"expires_in", "kind", b"kind", "label", b"label", "media_type", b"media_type", "parents", b"parents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_digest: _TypeAlias = _typing.Literal["expected_digest"]  # noqa: Y015
+    _WhichOneofArgType__expected_digest: _TypeAlias = _typing.Literal["_expected_digest", b"_expected_digest"]  # noqa: Y015
     _WhichOneofReturnType__label: _TypeAlias = _typing.Literal["label"]  # noqa: Y015
     _WhichOneofArgType__label: _TypeAlias = _typing.Literal["_label", b"_label"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_digest) -> _WhichOneofReturnType__expected_digest | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__label) -> _WhichOneofReturnType__label | None: ...
 
 Global___ArtifactInput: _TypeAlias = ArtifactInput  # noqa: Y015
@@ -660,7 +671,9 @@ class UploadHeader(_message.Message):
     size: _builtins.int
     """The payload's size. Required; the upload fails when other than this many bytes come."""
     upload_id: _builtins.str
-    """An interrupted upload to continue. Unset: a new one."""
+    """An interrupted upload to continue, in the same scope or with the same token; it is taken away from whoever else
+    holds it. Unset: a new one. What is not there any more, or never was, gets one identical answer.
+    """
     @_builtins.property
     def scope(self) -> Global___ScopeFacts:
         """Whom it is for, on the caller listener. Unset: the caller principal alone. Ignored with a transfer token."""
@@ -737,7 +750,7 @@ class UploadResponse(_message.Message):
     upload_id: _builtins.str
     """How to continue an incomplete upload. Unset: it is complete."""
     received: _builtins.int
-    """How many bytes are safely stored. Always set."""
+    """How many bytes have come. Always set. Those of an incomplete upload do not outlive the sidecar."""
     @_builtins.property
     def meta(self) -> Global___ArtifactMeta:
         """The new artifact. Unset: the upload is incomplete and may be continued."""

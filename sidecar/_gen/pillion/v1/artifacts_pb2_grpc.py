@@ -27,8 +27,9 @@ if _version_not_supported:
 
 class ArtifactServiceStub:
     """The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-    and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-    expired, foreign or malformed gets one identical answer.
+    and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+    `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+    request; a reference that is missing, expired, foreign or malformed gets one identical answer.
     """
 
     def __init__(self, channel):
@@ -76,8 +77,9 @@ class ArtifactServiceStub:
 
 class ArtifactServiceServicer:
     """The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-    and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-    expired, foreign or malformed gets one identical answer.
+    and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+    `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+    request; a reference that is missing, expired, foreign or malformed gets one identical answer.
     """
 
     def Put(self, request, context):
@@ -116,7 +118,9 @@ class ArtifactServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued.
+        """Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+        `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+        chunks are expected. Ending the stream early also keeps what has come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,8 +181,9 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ArtifactService:
     """The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-    and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-    expired, foreign or malformed gets one identical answer.
+    and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+    `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+    request; a reference that is missing, expired, foreign or malformed gets one identical answer.
     """
 
     @staticmethod

@@ -28,8 +28,9 @@ GRPC_VERSION: str
 
 class ArtifactServiceStub:
     """The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-    and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-    expired, foreign or malformed gets one identical answer.
+    and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+    `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+    request; a reference that is missing, expired, foreign or malformed gets one identical answer.
     """
 
     @_typing.overload
@@ -47,15 +48,19 @@ class ArtifactServiceStub:
     List: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.ListRequest, _artifacts_pb2.ListResponse]
     """Lists the scope's artifacts, newest first."""
     Upload: _grpc.StreamUnaryMultiCallable[_artifacts_pb2.UploadRequest, _artifacts_pb2.UploadResponse]
-    """Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued."""
+    """Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+    `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+    chunks are expected. Ending the stream early also keeps what has come.
+    """
     Download: _grpc.UnaryStreamMultiCallable[_artifacts_pb2.DownloadRequest, _artifacts_pb2.DownloadResponse]
     """Reads a payload of any size: the meta, then chunks in order."""
 
 @_typing.type_check_only
 class ArtifactServiceAsyncStub(ArtifactServiceStub):
     """The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-    and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-    expired, foreign or malformed gets one identical answer.
+    and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+    `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+    request; a reference that is missing, expired, foreign or malformed gets one identical answer.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -70,14 +75,18 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     List: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.ListRequest, _artifacts_pb2.ListResponse]  # type: ignore[assignment]
     """Lists the scope's artifacts, newest first."""
     Upload: _aio.StreamUnaryMultiCallable[_artifacts_pb2.UploadRequest, _artifacts_pb2.UploadResponse]  # type: ignore[assignment]
-    """Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued."""
+    """Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+    `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+    chunks are expected. Ending the stream early also keeps what has come.
+    """
     Download: _aio.UnaryStreamMultiCallable[_artifacts_pb2.DownloadRequest, _artifacts_pb2.DownloadResponse]  # type: ignore[assignment]
     """Reads a payload of any size: the meta, then chunks in order."""
 
 class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
     """The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
-    and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
-    expired, foreign or malformed gets one identical answer.
+    and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+    `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+    request; a reference that is missing, expired, foreign or malformed gets one identical answer.
     """
 
     @_abc_1.abstractmethod
@@ -126,7 +135,10 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_artifacts_pb2.UploadRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_artifacts_pb2.UploadResponse, _abc.Awaitable[_artifacts_pb2.UploadResponse]]:
-        """Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued."""
+        """Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+        `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+        chunks are expected. Ending the stream early also keeps what has come.
+        """
 
     @_abc_1.abstractmethod
     def Download(

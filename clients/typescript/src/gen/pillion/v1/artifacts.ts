@@ -134,6 +134,11 @@ export interface ArtifactInput {
    * not. Empty: none.
    */
   parents: string[];
+  /**
+   * The digest that the payload must have, written as `ArtifactMeta.digest`; with another one nothing is stored. Unset:
+   * any will do. Implies `digest`.
+   */
+  expectedDigest?: string | undefined;
 }
 
 /** An artifact that a put pushed out. */
@@ -262,7 +267,10 @@ export interface UploadHeader {
   shape: ArtifactShape;
   /** The payload's size. Required; the upload fails when other than this many bytes come. */
   size: bigint;
-  /** An interrupted upload to continue. Unset: a new one. */
+  /**
+   * An interrupted upload to continue, in the same scope or with the same token; it is taken away from whoever else
+   * holds it. Unset: a new one. What is not there any more, or never was, gets one identical answer.
+   */
   uploadId?: string | undefined;
 }
 
@@ -291,7 +299,7 @@ export interface UploadResponse {
   uploadId?:
     | string
     | undefined;
-  /** How many bytes are safely stored. Always set. */
+  /** How many bytes have come. Always set. Those of an incomplete upload do not outlive the sidecar. */
   received: bigint;
 }
 
@@ -765,7 +773,15 @@ export const ArtifactMeta: MessageFns<ArtifactMeta> = {
 };
 
 function createBaseArtifactInput(): ArtifactInput {
-  return { kind: "", mediaType: "", label: undefined, digest: false, expiresIn: undefined, parents: [] };
+  return {
+    kind: "",
+    mediaType: "",
+    label: undefined,
+    digest: false,
+    expiresIn: undefined,
+    parents: [],
+    expectedDigest: undefined,
+  };
 }
 
 export const ArtifactInput: MessageFns<ArtifactInput> = {
@@ -787,6 +803,9 @@ export const ArtifactInput: MessageFns<ArtifactInput> = {
     }
     for (const v of message.parents) {
       writer.uint32(50).string(v!);
+    }
+    if (message.expectedDigest !== undefined) {
+      writer.uint32(58).string(message.expectedDigest);
     }
     return writer;
   },
@@ -852,6 +871,14 @@ export const ArtifactInput: MessageFns<ArtifactInput> = {
             message.parents.push(reader.string());
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.expectedDigest = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -877,6 +904,7 @@ export const ArtifactInput: MessageFns<ArtifactInput> = {
       ? Duration.fromPartial(object.expiresIn)
       : undefined;
     message.parents = object.parents?.map((e) => e) || [];
+    message.expectedDigest = object.expectedDigest ?? undefined;
     return message;
   },
 };
@@ -2148,8 +2176,9 @@ export const DownloadResponse: MessageFns<DownloadResponse> = {
 
 /**
  * The store for callers, and the bulk transfers for workers. On the worker listener only Upload and Download are served,
- * and only with a transfer token. Every verb works within the storage scope of its request; a reference that is missing,
- * expired, foreign or malformed gets one identical answer.
+ * and only with a transfer token that the call's own instance shows, which it proves to be by the metadata
+ * `pillion-instance-secret`, the re-attach secret of its Welcome. Every verb works within the storage scope of its
+ * request; a reference that is missing, expired, foreign or malformed gets one identical answer.
  */
 export type ArtifactServiceDefinition = typeof ArtifactServiceDefinition;
 export const ArtifactServiceDefinition = {
@@ -2201,7 +2230,11 @@ export const ArtifactServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued. */
+    /**
+     * Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+     * `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+     * chunks are expected. Ending the stream early also keeps what has come.
+     */
     upload: {
       name: "Upload",
       requestType: UploadRequest as typeof UploadRequest,
@@ -2233,7 +2266,11 @@ export interface ArtifactServiceImplementation<CallContextExt = {}> {
   delete(request: DeleteRequest, context: CallContext & CallContextExt): Promise<DeepPartial<DeleteResponse>>;
   /** Lists the scope's artifacts, newest first. */
   list(request: ListRequest, context: CallContext & CallContextExt): Promise<DeepPartial<ListResponse>>;
-  /** Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued. */
+  /**
+   * Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+   * `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+   * chunks are expected. Ending the stream early also keeps what has come.
+   */
   upload(
     request: AsyncIterable<UploadRequest>,
     context: CallContext & CallContextExt,
@@ -2256,7 +2293,11 @@ export interface ArtifactServiceClient<CallOptionsExt = {}> {
   delete(request: DeepPartial<DeleteRequest>, options?: CallOptions & CallOptionsExt): Promise<DeleteResponse>;
   /** Lists the scope's artifacts, newest first. */
   list(request: DeepPartial<ListRequest>, options?: CallOptions & CallOptionsExt): Promise<ListResponse>;
-  /** Stores a payload of any size: a header, then chunks in order. An interrupted upload may be continued. */
+  /**
+   * Stores a payload of any size: a header, then chunks in order. The answer to the header is initial metadata:
+   * `pillion-upload-id` to continue the upload by if it is interrupted, and `pillion-upload-received`, from where on
+   * chunks are expected. Ending the stream early also keeps what has come.
+   */
   upload(
     request: AsyncIterable<DeepPartial<UploadRequest>>,
     options?: CallOptions & CallOptionsExt,
