@@ -22,6 +22,8 @@ empty :=
 space := $(empty) $(empty)
 RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $(space),-,$(RUST_PLUGINS))).stamp
 TS_MODULES_STAMP := clients/typescript/node_modules/.stamp
+OIDC := tests/support/oidc
+OIDC_STAMP := $(OIDC)/node_modules/.stamp
 # Within clients/typescript: what is written by hand there.
 PRETTIER := node_modules/.bin/prettier . '!dist' '!src/gen' '!package-lock.json'
 TS_CALLER := clients/typescript/dist/examples/bare/caller.js
@@ -60,6 +62,9 @@ examples: toolchains $(TS_CALLER) ## build the examples in Go, Rust and TypeScri
 	@cd clients/go; go build -v -o $(CURDIR)/.tools/go/ ./examples/bare/... ./internal/idle 2>&1 | awk '{ print "  " $$0; fflush() }'
 	@echo "examples: Rust (one to two minutes the first time)"
 	@cd clients/rust; cargo build --example bare 2>&1 | awk '!/Updating|Locking|Downloaded|Adding/ { print "  " $$0; fflush() }'
+
+.PHONY: oidc
+oidc: $(OIDC_STAMP)
 
 .PHONY: toolchains
 toolchains:
@@ -127,7 +132,7 @@ check-typescript: $(TS_MODULES_STAMP)
 	$(PRETTIER) --check --log-level warn || { echo "some files are not formatted: run make fmt" >&2; exit 1; }
 
 .PHONY: test
-test: .venv/.stamp ## run the tests; ARGS="-k guarantee_07" passes arguments on
+test: .venv/.stamp $(if $(shell command -v npm),$(OIDC_STAMP)) ## run the tests; ARGS="-k guarantee_07" passes arguments on
 	@$(PYTHON) -X dev -m pytest $(ARGS)
 
 .PHONY: bench
@@ -161,7 +166,7 @@ lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--u
 
 .PHONY: clean
 clean: ## remove everything that make made and git does not hold
-	rm -rf .venv .venv-demo .tools clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
+	rm -rf .venv .venv-demo .tools $(OIDC)/node_modules clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find sidecar clients tests bench proto -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -199,6 +204,12 @@ $(TS_MODULES_STAMP): clients/typescript/package.json clients/typescript/package-
 	@$(call need,npm,Node.js 20.19 or newer with npm)
 	@echo "setup: the packages for TypeScript"
 	@cd clients/typescript; npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+$(OIDC_STAMP): $(OIDC)/package.json $(OIDC)/package-lock.json
+	@$(call need,npm,Node.js 20.19 or newer with npm)
+	@echo "setup: the OAuth 2 provider of the tests"
+	@cd $(OIDC); npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 $(TS_CALLER): $(TS_MODULES_STAMP) clients/typescript/tsconfig.json $(wildcard clients/typescript/src/gen/*/*/*.ts clients/typescript/examples/*/*.ts)

@@ -167,7 +167,17 @@ class Sidecar:
         """
         fixed = [
             name
-            for name in ("state_dir", "listen", "limits", "audit", "log", "metrics", "tracing")
+            for name in (
+                "state_dir",
+                "listen",
+                "limits",
+                "credentials",
+                "credential",
+                "audit",
+                "log",
+                "metrics",
+                "tracing",
+            )
             if _fixed(settings, name) != _fixed(self.settings, name)
         ]
         if fixed:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
+from sidecar.credentials.settings import CredentialSettings, anchor
 from sidecar.doors.address import UNIX
 from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
 from sidecar.sections import Allow, Audit, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
@@ -42,7 +43,7 @@ class ConfigRefused(ValueError):
         self.mistakes = mistakes
 
 
-class Settings(BaseModel):
+class Settings(CredentialSettings):
     """All settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -195,6 +196,7 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 def _anchor(values: dict[str, Any], directory: Path) -> None:
     """Makes the paths of a file those that are meant: from where the file is."""
+    anchor(values, directory)
     workers = values.get("worker")
     tables = [values, values.get("audit"), *(workers if isinstance(workers, list) else ())]
     for table in filter(lambda table: isinstance(table, dict), tables):

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from sidecar.artifacts.limits import ArtifactLimits
 from sidecar.calls.limits import CallLimits
+from sidecar.credentials.settings import Granted
 from sidecar.doors.address import is_loopback
 from sidecar.mistakes import OF_KEYS, not_a_setting
 from sidecar.telemetry.logs import Format, Level
@@ -149,6 +150,8 @@ class Worker(BaseModel):
     """The file that holds its token, for a worker that is started elsewhere."""
     tools: frozenset[str] = Field(default=frozenset(("*",)), min_length=1)
     """The tools it may register; `*`: any."""
+    credentials: Granted = ()
+    """The credentials its tools may be issued: `service`, `service:user` for the subject's own, `*` for any."""
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
     """What the sidecar starts, and keeps running; none for a worker that is started elsewhere."""
     directory: Path | None = None

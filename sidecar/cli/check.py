@@ -7,6 +7,8 @@ import shutil
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE, settings_file
 from sidecar.config import ConfigRefused, Settings, read
+from sidecar.credentials.grant import CredentialGrant
+from sidecar.credentials.making import Maker, unknown_grants
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, workers_listener
 from sidecar.reporting import lacking
@@ -39,6 +41,7 @@ def _mistakes(settings: Settings) -> list[str]:
         except ConfigRefused as refused:
             found.append(str(refused))
     found += lacking(settings)
+    found += _of_credentials(settings)
     for worker in settings.worker:
         try:
             grant_of(worker, settings)
@@ -51,12 +54,19 @@ def _mistakes(settings: Settings) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _of_credentials(settings: Settings) -> list[str]:
+    """What is wrong with credentials, and with whom they are granted to."""
+    grants = [CredentialGrant.of(worker.name, worker.credentials) for worker in settings.worker]
+    return [*Maker(settings, settings.state_dir, os.environ).mistakes(), *unknown_grants(settings, grants)]
+
+
 def _warnings(settings: Settings) -> list[str]:
     warnings = [
         f"worker {worker.name} runs as the sidecar's own user and can read its state; name another with user."
         for worker in settings.worker
         if worker.command is not None and worker.user is None
     ]
+    warnings += Maker(settings, settings.state_dir, os.environ).warnings()
     ruled = {rule.principal for rule in settings.allow}
     if "*" not in ruled and "token:*" not in ruled:
         warnings += [

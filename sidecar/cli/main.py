@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from sidecar.cli.credential_arguments import add_credentials
+
 USAGE = 2
 """The exit code where the command or the settings cannot be used as they are."""
 INTERRUPTED = 130
@@ -127,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     shutdown.set_defaults(action="shutdown")
     _add_caller(shutdown)
     shutdown.add_argument("--grace", type=_seconds, metavar="SECONDS", help="how long running calls have (30)")
+
+    credentials = _add(commands, "credentials", "credentials", "store credentials, and log in")
+    add_credentials(credentials, _add_settings, _seconds)
 
     audit = _add(commands, "audit", "audit", "judge the audit log, or show its end")
     _add_settings(audit)

@@ -24,6 +24,7 @@ from sidecar.calls.result import _KINDS_OF_TOOLS
 from sidecar.cli import call
 from sidecar.cli.main import BROKEN_PIPE, USAGE
 from sidecar.config import Allow, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
+from sidecar.credentials.settings import _SECTIONS, CredentialSection, CredentialStores
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -221,6 +222,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[listen.caller_tls]": Tls,
     "[[allow]]": Allow,
     "[[worker]]": Worker,
+    "[credentials]": CredentialStores,
+    "[[credential]]": CredentialSection,
     "[log]": Log,
     "[metrics]": Metrics,
     "[audit]": Audit,
@@ -243,15 +246,43 @@ def test_every_setting_is_told_with_its_default(heading: str) -> None:
         assert row["What it is"].endswith(".")
 
 
+CREDENTIALS = "docs/credentials.md"
+SHARED: dict[str, type[CredentialSection]] = {
+    "client_credentials": CredentialSection,
+    "authorization_code": _SECTIONS["client_credentials"],
+}
+SHARED |= {"token_exchange": SHARED["authorization_code"]}
+
+
+@pytest.mark.parametrize("provider", sorted(set(_SECTIONS) - {"encrypted_file"}))
+def test_every_setting_of_a_provider_is_told(provider: str) -> None:
+    rows = table(CREDENTIALS, provider)
+    shared = SHARED.get(provider, CredentialSection).model_fields
+    own = {name: field for name, field in _SECTIONS[provider].model_fields.items() if name not in shared}
+    assert {row["Setting"] for row in rows} == set(own)
+    for row in rows:
+        field = own[row["Setting"]]
+        assert (row["Default"] == "required") is field.is_required(), row
+        if field.default and isinstance(field.default, str | float):
+            assert row["Default"] == (field.default if isinstance(field.default, str) else f"{field.default:g}")
+
+
+def test_every_provider_is_told_with_its_modes() -> None:
+    assert {row["Provider"].strip("`") for row in table(CREDENTIALS, "Where it comes from")} == set(_SECTIONS)
+
+
 def test_every_section_is_told() -> None:
     told = {heading.strip("[]").partition(".")[0] for heading in SECTIONS} | {"limits"}
     assert {row["Setting"] for row in table(CONFIGURE, "Top of the file")} | told == set(Settings.model_fields)
 
 
-@pytest.mark.parametrize("number", range(len(blocks(CONFIGURE, "toml"))))
+EXAMPLES = [*blocks(CONFIGURE, "toml"), *blocks(CREDENTIALS, "toml")]
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_every_example_of_settings_can_be_used(tmp_path: Path, number: int) -> None:
     file = tmp_path / "pillion.toml"
-    file.write_text(blocks(CONFIGURE, "toml")[number].text)
+    file.write_text(EXAMPLES[number].text)
     read(file, {"HOME": "/home/someone"})
 
 

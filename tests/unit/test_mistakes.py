@@ -44,7 +44,7 @@ def test_a_byte_order_mark_and_either_end_of_line_are_read(tmp_path: Path, end: 
     text = WORKER.replace("\n", end).encode()
     assert [worker.name for worker in good(tmp_path, mark + text).worker] == ["main"]
     (said,) = mistakes(tmp_path, mark + text + f"colour = 1{end}".encode())
-    assert said.startswith("4: worker[1].colour is not a setting; here there are command, directory, ")
+    assert said.startswith("4: worker[1].colour is not a setting; here there are command, credentials, directory, ")
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_no_file_is_needed() -> None:
         (
             "colour = 1\n",
             (
-                "1: colour is not a setting; here there are allow, audit, limits, listen, log, metrics, state_dir, "
-                "tracing, worker."
+                "1: colour is not a setting; here there are allow, audit, credential, credentials, limits, listen, "
+                "log, metrics, state_dir, tracing, worker."
             ),
         ),
         ("\n# the state\nstat_dir = 'a'\n", "3: stat_dir is not a setting; did you mean state_dir?"),

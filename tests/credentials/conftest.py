@@ -1,0 +1,9 @@
+"""What tests of credentials run on."""
+
+import pytest
+
+
+@pytest.fixture
+def transport() -> str:
+    """Real time: providers are asked over sockets, and files are read in threads."""
+    return "unix"

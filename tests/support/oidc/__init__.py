@@ -1,0 +1,68 @@
+"""A real OAuth 2 provider in a process of its own, and a person with a browser."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CLIENT_SECRET = "canary-client-secret-that-is-long-enough"
+
+_MOST_STEPS = 12
+_FORM = re.compile(r"<form[^>]*action=\"([^\"]+)\"(.*?)</form>", re.DOTALL)
+_HIDDEN = re.compile(r"<input[^>]*type=\"hidden\"[^>]*name=\"([^\"]+)\"[^>]*value=\"([^\"]*)\"")
+
+
+def is_missing() -> bool:
+    """Whether this machine lacks what it runs on."""
+    return shutil.which("npm") is None
+
+
+@contextmanager
+def provider() -> Iterator[str]:
+    """Its address. It is installed if it is not, and runs inside the block."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    }
+    subprocess.run(["make", "--silent", "oidc"], cwd=ROOT, env=environment, check=True)
+    command = ("node", str(HERE / "provider.mjs"))
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+async def authorize(url: str, who: str, *, redirect: str, declines: bool = False) -> str:
+    """What a person with a browser does at the address: logs in, authorises or declines. Answers where to go back."""
+    async with httpx2.AsyncClient(follow_redirects=False, trust_env=False) as browser:
+        response = await browser.get(url)
+        for _ in range(_MOST_STEPS):
+            if response.is_redirect:
+                target = urljoin(str(response.url), response.headers["location"])
+                if target.startswith(redirect):
+                    return target
+                response = await browser.get(target)
+                continue
+            page = response.text
+            form = _FORM.search(page)
+            assert form is not None, f"{response.status_code} {urlsplit(str(response.url)).path}: {page[:500]}"
+            if declines:
+                response = await browser.get(f"{response.url}/abort")
+                continue
+            fields = {name: unescape(value) for name, value in _HIDDEN.findall(form[2])}
+            if fields.get("prompt") == "login":
+                fields |= {"login": who, "password": "any"}
+            response = await browser.post(urljoin(str(response.url), unescape(form[1])), data=fields)
+    raise AssertionError("the provider sends the person in circles")
