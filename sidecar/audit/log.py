@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,6 +61,7 @@ class AuditLog:
         self._size = 0
         self._unsaid = 0
         self._try_at = 0.0
+        self._sealing = threading.Lock()
 
     # --- its life
 
@@ -253,9 +255,12 @@ class AuditLog:
 
         :raises OSError: if that failed.
         """
-        os.fsync(file)
-        write_head(self._places.head, self._key, link)
-        self._synced = link
+        # A sync that was begun apart may still run when the log is closed, or goes on in another segment.
+        with self._sealing:
+            os.fsync(file)
+            if link.sequence > self._synced.sequence:
+                write_head(self._places.head, self._key, link)
+                self._synced = link
 
     def _sync_apart(self, file: int, link: Link) -> None:
         try:

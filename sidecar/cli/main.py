@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from sidecar.cli.artifact_arguments import add_artifacts
 from sidecar.cli.credential_arguments import add_credentials
 
 USAGE = 2
@@ -129,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     shutdown.set_defaults(action="shutdown")
     _add_caller(shutdown)
     shutdown.add_argument("--grace", type=_seconds, metavar="SECONDS", help="how long running calls have (30)")
+
+    artifacts = _add(commands, "artifacts", "artifacts", "keep files, and get, list and remove what is kept")
+    add_artifacts(artifacts, _add_caller, _seconds)
 
     credentials = _add(commands, "credentials", "credentials", "store credentials, and log in")
     add_credentials(credentials, _add_settings, _seconds)

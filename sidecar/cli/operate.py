@@ -3,10 +3,7 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
-import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
@@ -19,87 +16,34 @@ from sidecar._gen.pillion.v1.admin_pb2 import (
 )
 from sidecar._gen.pillion.v1.admin_pb2_grpc import AdminServiceStub
 from sidecar.calls.context import set_seconds
+from sidecar.cli.channel import Action, Way, with_channel
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
-from sidecar.cli.reach import Reach, Unreachable, reach_of
+from sidecar.cli.reach import Unreachable
 from sidecar.config import ConfigRefused
-from sidecar.doors.address import UNIX, is_loopback
-from sidecar.private_files import tokens_in
 
 _ANSWER_SECONDS = 10.0
-_OPTIONS = (
-    # A proxy is never between this machine's programs.
-    ("grpc.enable_http_proxy", 0),
-    # A sidecar that is starting is there within a second, so look for it often.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
 _WATCH = "/grpc.health.v1.Health/Watch"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _STATE = "CALL_STATE_"
 
-_Action = Callable[[argparse.Namespace, "_Way"], Awaitable[int]]
-_Metadata = tuple[tuple[str, str], ...]
-
-
-class _Way(NamedTuple):
-    """A channel to the sidecar, and what goes with each request."""
-
-    channel: grpc.aio.Channel
-    metadata: _Metadata
-
 
 def run(options: argparse.Namespace) -> int:
     """Does what was asked of the sidecar; answers the exit code."""
-    actions: dict[str, _Action] = {
+    actions: dict[str, Action] = {
         "calls": _calls,
         "cancel": _cancel,
         "wait_ready": _wait_ready,
         "shutdown": _shutdown,
     }
     try:
-        return asyncio.run(_with_channel(options, actions[options.action]))
+        return asyncio.run(with_channel(options, actions[options.action]))
     except (ConfigRefused, Unreachable) as error:
         tell(str(error))
         return USAGE
 
 
-async def _with_channel(options: argparse.Namespace, action: _Action) -> int:
-    reach = reach_of(options)
-    token, channel = _opened(reach)
-    async with channel:
-        try:
-            return await action(options, _Way(channel, token))
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise Unreachable(reach.target) from None
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise Unreachable(reach.target, refusal=error.details() or "") from None
-            tell(error.details() or error.code().name)
-            return 1
-
-
-def _opened(reach: Reach) -> tuple[_Metadata, grpc.aio.Channel]:
-    token: _Metadata = ()
-    if reach.token_file is not None:
-        if not (reach.is_encrypted or reach.target.startswith(UNIX) or is_loopback(reach.target.rpartition(":")[0])):
-            raise ConfigRefused("A token would go over the network in the clear: name certificates by --tls-ca.")
-        token = (("authorization", f"Bearer {tokens_in(reach.token_file, 'The token file')[0]}"),)
-    if not reach.is_encrypted:
-        return token, grpc.aio.insecure_channel(reach.target, options=_OPTIONS)
-    pem: list[bytes | None] = []
-    for path in (reach.ca, reach.key, reach.certificate):
-        try:
-            pem.append(None if path is None else path.read_bytes())
-        except OSError as error:
-            raise ConfigRefused(f"{path} cannot be read: {error.strerror}.") from None
-    name = (("grpc.ssl_target_name_override", reach.server_name),) if reach.server_name else ()
-    credentials = grpc.ssl_channel_credentials(*pem)
-    return token, grpc.aio.secure_channel(reach.target, credentials, options=(*_OPTIONS, *name))
-
-
-async def _calls(options: argparse.Namespace, way: _Way) -> int:
+async def _calls(options: argparse.Namespace, way: Way) -> int:
     answer = await AdminServiceStub(way.channel).ListCalls(
         ListCallsRequest(), timeout=_ANSWER_SECONDS, metadata=way.metadata
     )
@@ -131,14 +75,14 @@ async def _calls(options: argparse.Namespace, way: _Way) -> int:
     return 0
 
 
-async def _cancel(options: argparse.Namespace, way: _Way) -> int:
+async def _cancel(options: argparse.Namespace, way: Way) -> int:
     request = CancelCallRequest(execution_id=options.execution)
     answer = await AdminServiceStub(way.channel).CancelCall(request, timeout=_ANSWER_SECONDS, metadata=way.metadata)
     tell("It was asked to stop." if answer.found else "No such call is running; `pillion calls` lists those that are.")
     return 0 if answer.found else 1
 
 
-async def _wait_ready(options: argparse.Namespace, way: _Way) -> int:
+async def _wait_ready(options: argparse.Namespace, way: Way) -> int:
     try:
         async with asyncio.timeout(options.timeout):
             for service in ("", *(f"worker/{worker}" for worker in options.worker)):
@@ -165,7 +109,7 @@ async def _until_serving(channel: grpc.aio.Channel, service: str) -> None:
                 raise
 
 
-async def _shutdown(options: argparse.Namespace, way: _Way) -> int:
+async def _shutdown(options: argparse.Namespace, way: Way) -> int:
     request = ShutdownRequest()
     if options.grace is not None:
         set_seconds(request.grace, options.grace)

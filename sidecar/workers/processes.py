@@ -186,10 +186,15 @@ class Guardian:
                 continue
             if what == "started":
                 process.pid = facts["pid"]
-                process.started.set_result(None)
+                if process.started.done():
+                    # Whoever wanted it has left meanwhile, and nobody else would end it.
+                    process.kill()
+                else:
+                    process.started.set_result(None)
             elif what == "failed":
                 del self._processes[process.id]
-                process.started.set_exception(CannotStart(facts["why"]))
+                if not process.started.done():
+                    process.started.set_exception(CannotStart(facts["why"]))
             elif what == "exited":
                 del self._processes[process.id]
                 process.exited.set_result(facts["status"])

@@ -111,7 +111,11 @@ class Supervisor:
             "PILLION_WORKER_NAME": launch.name,
         }
         command = replace(launch.command, environment=environment)
-        process = await guardian.start(command, token)
+        try:
+            process = await guardian.start(command, token)
+        except BaseException:
+            workers.grant.revoke(holder)
+            raise
         budget = _Budget(self._limits.log_lines_per_second, self._counters)
         facts = _Facts(workers, holder)
         outputs = (

@@ -18,6 +18,7 @@ import pytest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.config import ConfigRefused, Settings, Worker
 from sidecar.serving import serve
+from sidecar.workers.processes import Command, Guardian
 from tests.faults.conftest import Inside
 from tests.faults.running import running
 from tests.support import CallLimits, Setup, SocketHost, WorkerLimits, attach, settings, tool
@@ -351,3 +352,24 @@ async def test_a_directory_or_a_user_that_is_not_there(tmp_path: Path, fields: d
     worker = Worker.model_validate({"name": "started", "command": ("true",), **fields})
     made_with = settings(Setup(), "unix", tmp_path).model_copy(update={"worker": (worker,)})
     assert await refusal(made_with) == sentence.format(tmp_path)
+
+
+async def test_a_process_whose_start_nobody_waits_for_any_more_is_ended() -> None:
+    guardian = Guardian()
+    command = Command((sys.executable, "-c", "import time; time.sleep(600)"), None, {}, None, None, None)
+    try:
+        starting = [asyncio.ensure_future(guardian.start(command, "token")) for _ in range(3)]
+        # Each has told the guardian, and heard nothing yet.
+        await asyncio.sleep(0)
+        for start in starting[:2]:
+            start.cancel()
+        process = await starting[2]
+        async with asyncio.timeout(_PATIENCE):
+            while {child.pid for child in psutil.Process(guardian.pid).children()} != {process.pid}:  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(_POLL_SECONDS)
+        process.kill()
+        assert await process.exited == -signal.SIGKILL
+        os.close(process.stdout)
+        os.close(process.stderr)
+    finally:
+        await guardian.end()

@@ -21,6 +21,7 @@ WORKER = ROOT / "tests" / "soak" / "worker.py"
 MARK = "PILLION_SOAK"
 END_SECONDS = 45.0
 LOG_LINES = 25
+_BEFORE, _BEHIND = 500, 3_000
 PING_SECONDS = 1.0
 """How often workers are pinged: three missed, and one that was stopped is given up."""
 
@@ -143,8 +144,11 @@ class Served:
                 wrong.append(f"The {name} ended with code {process.returncode}.")
         if left := self.left():
             wrong.append(f"The sidecar left {len(left)} processes behind.")
-        if tracebacks := (self.home / "sidecar.log").read_text(errors="replace").count("Traceback"):
-            wrong.append(f"The sidecar's log has {tracebacks} tracebacks.")
+        log = (self.home / "sidecar.log").read_text(errors="replace")
+        if tracebacks := log.count("Traceback"):
+            place = log.index("Traceback")
+            first = log[max(0, place - _BEFORE) : place + _BEHIND]
+            wrong.append(f"The sidecar's log has {tracebacks} tracebacks, the first of them:\n{first}")
         return wrong
 
     def left(self) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.chain import START, Key, append
+from sidecar.audit.chain import START, Key, Link, append
+from sidecar.audit.head import read_head, write_head
 from sidecar.audit.log import AuditLog, AuditRefused, Places
 from sidecar.audit.segments import segments_in
 from sidecar.audit.verification import Verification, verify
@@ -239,6 +241,40 @@ def test_entries_that_could_not_be_written_are_counted_in_the_log(
     assert b'"event":"lost","entries":3}' in text
     assert b'"number":5' in text
     assert b'"number":2' not in text
+
+
+async def test_a_sync_that_still_runs_does_not_disturb_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sidecar.audit.log._SYNC_SECONDS", 0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write_late(path: Path, key: Key, link: Link) -> None:
+        if link.sequence == 2:
+            begun.set()
+            assert go_on.wait(20)
+        write_head(path, key, link)
+
+    monkeypatch.setattr("sidecar.audit.log.write_head", write_late)
+    places = places_in(tmp_path)
+    log = AuditLog(places, KEY, segment_bytes=MIB, segments_kept=4)
+    await asyncio.to_thread(log.open)
+    running = asyncio.ensure_future(log.run())
+    log.add("call", {"number": 1})
+    log.flush()
+    assert await asyncio.to_thread(begun.wait, 20)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    closing = asyncio.ensure_future(asyncio.to_thread(log.close))
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    assert caplog.records == []
+    found = await asyncio.to_thread(judged, places)
+    assert (found.found, found.last) == ([], 3)
+    head = await asyncio.to_thread(read_head, places.head, KEY)
+    assert head is not None
+    assert head.sequence == 3
 
 
 async def test_what_was_written_is_sealed_within_seconds(tmp_path: Path) -> None:

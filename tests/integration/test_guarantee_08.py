@@ -1,0 +1,105 @@
+"""Guarantee 8: nothing that is stored can be reached without its scope."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sidecar._gen.pillion.v1.artifacts_pb2 import (
+    ARTIFACT_SHAPE_BYTES,
+    DeleteRequest,
+    DownloadRequest,
+    HeadRequest,
+    ScopeFacts,
+    UploadHeader,
+)
+from sidecar._gen.pillion.v1.context_pb2 import Identity
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.support import CallerPeer, SocketHost, WorkerPeer, attach, on_unix
+from tests.support.artifacts import Artifacts, failure_of, stated
+
+pytestmark = on_unix
+
+UNAVAILABLE = FailureKind.FAILURE_KIND_ARTIFACT_UNAVAILABLE
+MINE = ScopeFacts(tenant="acme", principal="ann", conversation_id="1")
+OTHERS = {
+    "no facts": ScopeFacts(),
+    "no tenant": ScopeFacts(principal="ann", conversation_id="1"),
+    "another tenant": ScopeFacts(tenant="acm", principal="ann", conversation_id="1"),
+    "a tenant of other letters": ScopeFacts(tenant="ACME", principal="ann", conversation_id="1"),
+    "no principal": ScopeFacts(tenant="acme", conversation_id="1"),
+    "another principal": ScopeFacts(tenant="acme", principal="bob", conversation_id="1"),
+    "parts moved": ScopeFacts(tenant="acmea", principal="nn", conversation_id="1"),
+    "no conversation": ScopeFacts(tenant="acme", principal="ann"),
+    "a session of that name": ScopeFacts(tenant="acme", principal="ann", session_id="1"),
+    "a run of that name": ScopeFacts(tenant="acme", principal="ann", run_id="1"),
+    "a pattern": ScopeFacts(tenant="%", principal="_%", conversation_id="%"),
+}
+
+
+@pytest.fixture
+async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
+    async with Artifacts(host.callers_at) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+async def test_guarantee_08_an_artifact_is_not_there_in_another_scope(artifacts: Artifacts, other: ScopeFacts) -> None:
+    reference = (await artifacts.put(MINE, b"mine")).meta.reference
+    own = (await artifacts.put(other, b"other")).meta.reference
+    told = set()
+    for asked in (
+        artifacts.get(other, reference),
+        artifacts.stub.Head(HeadRequest(scope=other, reference=reference)),
+        artifacts.download(DownloadRequest(scope=other, reference=reference)),
+    ):
+        failure = await failure_of(asked)
+        assert failure.kind == UNAVAILABLE
+        told.add(failure.message)
+    assert told == {(await failure_of(artifacts.get(other, "art_" + "0" * 22))).message}
+    assert await artifacts.references(other) == [own]
+    await artifacts.stub.Delete(DeleteRequest(scope=other, reference=reference))
+    assert (await artifacts.get(MINE, reference)).data.content == b"mine"
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+async def test_guarantee_08_an_upload_cannot_be_gone_on_with_in_another_scope(
+    artifacts: Artifacts, other: ScopeFacts
+) -> None:
+    def header(scope: ScopeFacts, upload: str | None = None) -> UploadHeader:
+        return UploadHeader(scope=scope, input=stated(), size=4, shape=ARTIFACT_SHAPE_BYTES, upload_id=upload)
+
+    begun = await artifacts.upload(header(MINE), [b"mi"])
+    assert not begun.HasField("meta")
+    failure = await failure_of(artifacts.upload(header(other, begun.upload_id), [b"xx"]))
+    assert failure.kind == UNAVAILABLE
+    done = await artifacts.upload(header(MINE, begun.upload_id), [b"ne"])
+    assert (await artifacts.get(MINE, done.meta.reference)).data.content == b"mine"
+
+
+PEOPLE = {
+    "another tenant": Identity(tenant="other", principal="ann"),
+    "no tenant": Identity(principal="ann"),
+    "another principal": Identity(tenant="acme", principal="bob"),
+    "nobody": None,
+}
+
+
+@pytest.mark.parametrize("other", PEOPLE.values(), ids=PEOPLE.keys())
+async def test_guarantee_08_an_idempotency_key_answers_its_own_subject_alone(
+    host: SocketHost, other: Identity | None
+) -> None:
+    worker, caller = await attach(host), await host.caller()
+    mine = Identity(tenant="acme", principal="ann")
+    assert await outcome(caller, worker, mine) == b'"first"'
+    call = await caller.start("echo", {}, idempotency_key="k", identity=other)
+    await worker.result((await worker.next_invoke()).call, "second")
+    assert (await caller.outcome(call)).result.json == b'"second"'
+    again = await caller.call("echo", {}, idempotency_key="k", identity=mine)
+    assert again.result.json == b'"first"'
+
+
+async def outcome(caller: CallerPeer, worker: WorkerPeer, identity: Identity) -> bytes:
+    """What the first call with the key gets."""
+    call = await caller.start("echo", {}, idempotency_key="k", identity=identity)
+    await worker.result((await worker.next_invoke()).call, "first")
+    return (await caller.outcome(call)).result.json
