@@ -1,4 +1,7 @@
-"""The sections of the settings, each with what it takes and what is wrong with a value."""
+"""The sections of the settings, each with what it takes and what is wrong with a value.
+
+They are used as parts of the settings, and built as such alone: each by itself would stay in memory a second time.
+"""
 
 import math
 import re
@@ -52,7 +55,7 @@ def _is_positive(value: Any) -> bool:
 class Tls(BaseModel):
     """What a listener proves itself with, and whom it believes. PEM files."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     certificate: Path
     """The listener's own certificate, followed by those between it and its root."""
@@ -82,7 +85,7 @@ def _names_and_files(value: Any) -> Any:
 class Listen(BaseModel):
     """Where to listen, and to whom."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     callers: str | None = None
     """For callers: `unix:/path`, or `host:port`. None: a socket in the state directory."""
@@ -142,7 +145,7 @@ class Listen(BaseModel):
 class Worker(BaseModel):
     """A worker set that may attach."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: str = Field(pattern=_NAME)
     """The name it attaches as."""
@@ -175,7 +178,7 @@ class Worker(BaseModel):
 class Allow(BaseModel):
     """Whom a caller may act for, and with which tools. Several rules for one caller add up."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     principal: str
     """Who connects; one that ends with `*` is all that begin so."""
@@ -205,7 +208,7 @@ class Allow(BaseModel):
 class Limits(BaseModel):
     """Bounds that differ from the defaults."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     calls: Annotated[CallLimits, _only_known(CallLimits)] = CallLimits()
     """Of calls."""
@@ -220,7 +223,7 @@ class Limits(BaseModel):
 class Audit(BaseModel):
     """The record of who did what."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     enabled: bool = True
     """Whether there is one."""
@@ -245,7 +248,7 @@ class Audit(BaseModel):
 class Log(BaseModel):
     """What is logged, to the standard error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     format: Format | None = None
     """None: text on a terminal, JSON elsewhere."""
@@ -256,7 +259,7 @@ class Log(BaseModel):
 class Metrics(BaseModel):
     """Where `/metrics` is served for Prometheus."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     listen: str
     """`host:port`, on loopback unless `public` is set."""
@@ -290,7 +293,7 @@ class Metrics(BaseModel):
 class Tracing(BaseModel):
     """Where the spans of calls go, over OTLP by gRPC."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     endpoint: str
     """The collector: `http://host:4317`, or `https://` where it has a certificate."""

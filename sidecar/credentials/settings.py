@@ -81,7 +81,7 @@ Granted = tuple[Annotated[str, AfterValidator(_granted)], ...]
 class CredentialSection(BaseModel):
     """Where the credentials of one service come from: a `[[credential]]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     service: str
     """What tools ask for."""
@@ -315,7 +315,7 @@ def _section_of(value: Any) -> Any:
 class CredentialStores(BaseModel):
     """What credentials are kept with: `[credentials]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     key_file: Path | None = None
     """That holds the key which all is sealed with: 32 bytes in base64."""
@@ -341,7 +341,7 @@ class CredentialStores(BaseModel):
 class CredentialSettings(BaseModel):
     """All about credentials: a part of the settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     credentials: CredentialStores = CredentialStores()
     credential: tuple[Annotated[CredentialSection, BeforeValidator(_section_of)], ...] = ()
