@@ -40,8 +40,8 @@ class Places(NamedTuple):
 class AuditLog:
     """One chain, in segments. For one process at a time, and one thread but for the syncs.
 
-    `add` buffers; `flush` writes all that is buffered in one go, so that the system has it. `run` syncs it once a
-    second and seals how far the chain reached. Where it cannot be written, `failing` is true, entries are lost and
+    `add` buffers; `flush` writes all that is buffered in one go, so that the system has it. `run` does so once a
+    second, syncs it and seals how far the chain reached. Where it cannot be written, `failing` is true, entries are lost and
     counted, and an entry `lost` says how many as soon as there is room again.
     """
 
@@ -93,11 +93,11 @@ class AuditLog:
             ) from None
 
     async def run(self) -> None:
-        """Syncs what was written, once a second, until it is cancelled."""
+        """Writes and syncs what was added, once a second, until it is cancelled."""
         while True:
             await asyncio.sleep(_SYNC_SECONDS)
-            if self.failing:
-                self.flush()
+            # Where nobody is left to be sent an outcome, nobody else has it written.
+            self.flush()
             if self._written != self._synced:
                 with contextlib.suppress(OSError):
                     # A file of its own for the thread: this one may be closed for the next segment meanwhile.

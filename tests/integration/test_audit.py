@@ -190,6 +190,21 @@ async def answer_all(worker: WorkerPeer) -> None:
         await worker.result((await worker.next_invoke()).call, {})
 
 
+async def test_a_call_whose_caller_has_left_is_recorded_though_nobody_is_told(process: SidecarProcess) -> None:
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    await caller.start("echo", tool_call_id="tc-left")
+    run = await worker.next_invoke()
+    caller.cut()
+    await worker.cancelled(run.call)
+    await worker.fail(run.call, FailureKind.FAILURE_KIND_CANCELLED)
+    async with asyncio.timeout(20):
+        while not (found := await calls(process)):  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0.1)
+    await process.kill()
+    assert [(entry["tool_call"], entry["outcome"]) for entry in found] == [("tc-left", "CANCELLED")]
+
+
 async def test_a_shutdown_is_the_last_entry(process: SidecarProcess) -> None:
     await process.start()
     process.send(signal.SIGTERM)
