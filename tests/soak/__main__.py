@@ -47,7 +47,7 @@ async def soak(minutes: float, seed: int, rate: float) -> dict[str, Any]:
                 say("settling: the last calls end, and the settings are those of the beginning again")
                 await load.settle()
                 await disturbance.calm()
-                after = await settled(soaked)
+                after = await settled(soaked, metrics)
                 summary = verdict(load, readings, (calm, readings.take()), (metrics, after), disturbance.done)
             summary["wrong"] += await soaked.stop()
             summary["ok"] = not summary["wrong"]
@@ -72,13 +72,18 @@ async def watch(soaked: Served, seconds: float, readings: Readings, load: Load, 
         )
 
 
-async def settled(soaked: Served) -> Mapping[str, float]:
-    """What the sidecar says of itself once its workers are attached and no tool holds a slot, or that took too long."""
+async def settled(soaked: Served, before: Mapping[str, float]) -> Mapping[str, float]:
+    """What the sidecar says of itself once its workers are attached and nothing else is, or that took too long.
+
+    No tool holds a slot then, and instances whose settings were replaced have left.
+    """
     await soaked.ready()
     end = time.monotonic() + SETTLE_SECONDS
     while True:
         told = await soaked.metrics()
-        if not told["pillion_slots_taken"] + told["pillion_calls_in_flight"] or time.monotonic() > end:
+        is_quiet = not told["pillion_slots_taken"] + told["pillion_calls_in_flight"]
+        have_left = told["pillion_streams_open"] <= before["pillion_streams_open"]
+        if (is_quiet and have_left) or time.monotonic() > end:
             return told
         await asyncio.sleep(0.2)
 
