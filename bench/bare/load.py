@@ -11,6 +11,7 @@ import grpc.aio
 from bench import tools
 from bench.bare.streams import Stream, start
 from bench.control import Answer
+from bench.noise import Noise
 from bench.pacing import Schedule, paced
 
 
@@ -18,6 +19,7 @@ class _Lane:
     """A stream that opens one kind of call. One coroutine writes to it and another reads from it."""
 
     def __init__(self, channel: grpc.aio.Channel, tool: str, arguments: dict[str, Any]) -> None:
+        super().__init__()
         self.stream = Stream(channel)
         self._template = start(tool, arguments)
 
@@ -44,15 +46,11 @@ class _Lane:
             group.create_task(send())
 
 
-class Load:
+class Load(Noise):
     """Paced calls, and two kinds of noise that last until `quiet`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self._noise: list[asyncio.Task[None]] = []
-        self._reports = 0
-        self._bulk_calls = 0
-        self._began = 0.0
 
     async def paced(
         self, *, tool: str, arguments: dict[str, Any], streams: int, per_second: float, seconds: float
@@ -68,37 +66,19 @@ class Load:
         """Starts a call that reports `per_second` times a second, and reads it."""
         stream = Stream(self._channel)
         await stream.write(stream.open_many(start(tools.FLOOD, {"per_second": per_second}), 1))
-        self._start(self._read_flood(stream))
+        self.start(self._read_flood(stream))
         return {}
 
     async def bulk(self, *, per_second: float) -> Answer:
         """Starts calls with one large string each, `per_second` of them, in an open loop."""
-        self._start(self._send_bulk(Stream(self._channel), 1 / per_second))
+        self.start(self._send_bulk(Stream(self._channel), 1 / per_second))
         return {}
-
-    async def quiet(self) -> Answer:
-        """Ends the noise and says how much of it there was, reports lost to coalescing included."""
-        noise, self._noise = self._noise, []
-        seconds = time.perf_counter() - self._began
-        for task in noise:
-            task.cancel()
-        failures = [
-            str(end) for end in await asyncio.gather(*noise, return_exceptions=True) if isinstance(end, Exception)
-        ]
-        answer = {"reports_per_second": self._reports / seconds, "bulk_per_second": self._bulk_calls / seconds}
-        self._reports = self._bulk_calls = 0
-        return {"error": failures[0]} if failures else answer
-
-    def _start(self, noise: Any) -> None:
-        if not self._noise:
-            self._began = time.perf_counter()
-        self._noise.append(asyncio.ensure_future(noise))
 
     async def _read_flood(self, stream: Stream) -> None:
         try:
             while True:
                 for frame in await stream.read():
-                    self._reports += frame.HasField("progress") + frame.coalesced
+                    self.reports += frame.HasField("progress") + frame.coalesced
         finally:
             stream.cancel()
 
@@ -117,4 +97,4 @@ class Load:
 
     async def _read_bulk(self, stream: Stream) -> None:
         while True:
-            self._bulk_calls += len(await stream.results())
+            self.bulk_calls += len(await stream.results())

@@ -41,8 +41,8 @@ class AuditLog:
     """One chain, in segments. For one process at a time, and one thread but for the syncs.
 
     `add` buffers; `flush` writes all that is buffered in one go, so that the system has it. `run` does so once a
-    second, syncs it and seals how far the chain reached. Where it cannot be written, `failing` is true, entries are lost and
-    counted, and an entry `lost` says how many as soon as there is room again.
+    second, syncs it and seals how far the chain reached. Where it cannot be written, `failing` is true, entries are
+    lost and counted, and an entry `lost` says how many as soon as there is room again.
     """
 
     def __init__(self, places: Places, key: Key, *, segment_bytes: int, segments_kept: int) -> None:
