@@ -19,7 +19,6 @@ class _Lane:
     """A stream that opens one kind of call. One coroutine writes to it and another reads from it."""
 
     def __init__(self, channel: grpc.aio.Channel, tool: str, arguments: dict[str, Any]) -> None:
-        super().__init__()
         self.stream = Stream(channel)
         self._template = start(tool, arguments)
 
@@ -50,6 +49,7 @@ class Load(Noise):
     """Paced calls, and two kinds of noise that last until `quiet`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        super().__init__()
         self._channel = channel
 
     async def paced(

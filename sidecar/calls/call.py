@@ -1,8 +1,9 @@
 """One call, from the gates to its outcome."""
 
 import asyncio
-from enum import Enum, auto
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -10,10 +11,11 @@ from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffect
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls import causes
 from sidecar.calls.context import renew
-from sidecar.calls.outbound import answer, answer_teardown, harmless
+from sidecar.calls.outbound import OutboundRequests, answer_teardown, harmless
 from sidecar.calls.outcome import NONE, Refusal, failed
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
+from sidecar.calls.state import CallState
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
 from sidecar.telemetry.spans import Span
@@ -21,29 +23,12 @@ from sidecar.telemetry.spans import Span
 if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
 
+_log = logging.getLogger(__name__)
+
 _UNSAFE = Effects.EFFECTS_UNSAFE
 _LEAST_TIME = 1e-9
 _CALLER = CancelReason.CANCEL_REASON_CALLER
 _OF_ONE_CALLER = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
-
-
-class CallState(Enum):
-    """Where a call stands. `docs/protocol.md` has the diagram."""
-
-    GATES = auto()
-    """In the gates, or waiting for what they need."""
-    WAITING = auto()
-    """Waiting for a tool's worker, or for a free slot of one."""
-    RUNNING = auto()
-    """Given to an instance."""
-    CANCELLING = auto()
-    """Its end is decided, and the tool was asked to stop."""
-    JOINED = auto()
-    """Follows another call with the same idempotency key."""
-    SETTLING = auto()
-    """Its outcome is known and being recorded."""
-    DONE = auto()
-    """Its outcome was sent."""
 
 
 # An enumeration looks its members up in Python, and a call asks often.
@@ -63,9 +48,11 @@ class Call:
         "_assignment",
         "_attempt",
         "_cause",
+        "_endings",
         "_looked_only",
         "_pipeline",
         "_progressed_at",
+        "_requests",
         "_until",
         "admitted",
         "anchor",
@@ -150,7 +137,9 @@ class Call:
         self._assignment: Assignment | None = None
         self._attempt = 0
         self._cause: Failure | None = None
+        self._endings: list[Callable[[], object]] | None = None
         self._looked_only = True
+        self._requests: OutboundRequests | None = None
         self._progressed_at = 0.0
         self._until = 0.0
 
@@ -172,6 +161,21 @@ class Call:
     def worker_instance_id(self) -> str | None:
         """The instance that runs it, if one does."""
         return self._assignment.instance_id if self._assignment is not None else None
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until its tool has to have ended, whatever becomes of it."""
+        until = self._until if self.state is _CANCELLING else self.deadline
+        return until - self._pipeline.loop.time()
+
+    def at_end(self, ending: Callable[[], object]) -> None:
+        """Has something called when the call is over, or at once if it is. It may not raise."""
+        if self.state is _DONE:
+            ending()
+        elif self._endings is None:
+            self._endings = [ending]
+        else:
+            self._endings.append(ending)
 
     # --- to an instance
 
@@ -234,6 +238,8 @@ class Call:
         remaining = self.deadline - now
         renew(invocation.invoke.context, remaining if remaining > 0 else _LEAST_TIME, attempt, self.generation)
         self._set_due(now)
+        if self.tool is not None and self.tool.declares:
+            self._pipeline.placed(self, self.tool, assignment)
         if not assignment.send(invocation):
             self._assignment = None
             self._attempt -= 1
@@ -255,14 +261,22 @@ class Call:
 
     def asked(self, frame: Frame) -> None:
         """The tool asks the sidecar something."""
-        if not harmless(frame.outbound_request):
+        request = frame.outbound_request
+        if not harmless(request):
             self._looked_only = False
-        self._reply(answer(frame.outbound_request))
+        if self._requests is None:
+            self._requests = OutboundRequests(self, self._pipeline)
+        self._requests.ask(request)
+
+    def reply(self, reply: Frame) -> None:
+        """Answers the tool, if it is still there."""
+        if self._assignment is not None:
+            self._assignment.send(reply)
 
     def registering(self, frame: Frame) -> None:
         """The tool registers a teardown."""
         self._looked_only = False
-        self._reply(answer_teardown(frame.register_teardown))
+        self.reply(answer_teardown(frame.register_teardown))
 
     def ended(self, frame: Frame) -> None:
         """The tool ended: its slot is free. Unless the end was decided before, this is the outcome."""
@@ -271,10 +285,15 @@ class Call:
         if assignment is None or tool is None:
             self._pipeline.counters.add("late_outcomes")
             return
+        self._requests_end()
         assignment.release()
         cause = self._cause
         if cause is None:
-            self.settle(checked(frame, tool))
+            outcome = checked(frame, tool)
+            if tool.places and (placing := self._pipeline.placing(self, tool, outcome)) is not None:
+                self._place(tool, placing)
+            else:
+                self.settle(outcome)
             return
         self._pipeline.counters.add("late_outcomes")
         cause.side_effects = effects_of(frame, tool)
@@ -299,6 +318,7 @@ class Call:
         tool = self.tool
         if assignment is None or tool is None:
             return
+        self._requests_end()
         if self._cause is not None:
             self.settle(failed(self._cause))
         elif not assignment.invoked:
@@ -335,8 +355,7 @@ class Call:
                 return
         elif state is _SETTLING:
             if now >= self._until:
-                self._pipeline.counters.add("unrecorded_outcomes")
-                self.deliver()
+                self._settled_in_vain()
                 return
         elif now >= self.deadline:
             self._decide(causes.out_of_time(self.effects_so_far()), CancelReason.CANCEL_REASON_DEADLINE)
@@ -382,7 +401,7 @@ class Call:
 
     def settle(self, frame: Frame) -> None:
         """Ends the call with an outcome frame: records it where there is a key, then sends it."""
-        if self.state in _ENDED:
+        if self.outcome is not None or self.state is _DONE:
             self._pipeline.counters.add("late_outcomes")
             return
         if self.state is _WAITING and self.worker_set is not None:
@@ -392,11 +411,7 @@ class Call:
         if self.settlement is None:
             self.deliver()
             return
-        limits = self._pipeline.limits
-        now = self._pipeline.loop.time()
-        self.state = _SETTLING
-        self._until = now + limits.teardown_grace
-        self._pipeline.clocks.set(self, self._until, now)
+        self._begin_settling()
         self.settlement.set_result(frame)
 
     def deliver(self) -> None:
@@ -422,6 +437,8 @@ class Call:
         if not self.sink.send(frame):
             frame = self._instead_of_large(frame, pipeline.max_frame_bytes)
             self.sink.send(frame)
+        if self._endings is not None:
+            self._end()
         pipeline.finished(self, frame)
         caller.in_flight -= 1
         caller.finished(self)
@@ -445,11 +462,22 @@ class Call:
 
     def _give_up(self) -> None:
         """The tool ignored the cancel: the call ends without it, and its slot leaks until the tool does end."""
+        if self._requests is not None:
+            self._requests.refuse()
+            self._requests = None
         assignment, self._assignment = self._assignment, None
         if assignment is not None:
             assignment.leak()
         if self._cause is not None:
             self.settle(failed(self._cause))
+
+    def _settled_in_vain(self) -> None:
+        """What follows the tool's end took too long: the outcome goes out without it."""
+        if self.outcome is None and self.tool is not None:
+            self.settle(failed(causes.not_placed(self.tool)))
+        if not self.done:
+            self._pipeline.counters.add("unrecorded_outcomes")
+            self.deliver()
 
     def _waited_in_vain(self) -> None:
         workers, name = self.worker_set, self.tool_name
@@ -460,6 +488,45 @@ class Call:
 
     def _route_again(self, tool: Tool) -> None:
         self._pipeline.gate(self, self.route, tool.workers, self._pipeline.loop.time())
+
+    def _requests_end(self) -> None:
+        """The tool is gone, and takes no answers."""
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            requests.cancel()
+
+    def _place(self, tool: Tool, placing: Coroutine[Any, Any, Frame]) -> None:
+        """Waits until the result is where it belongs, at most `teardown_grace`."""
+        self._begin_settling()
+        task = self._pipeline.loop.create_task(placing)
+        self.at_end(task.cancel)
+
+        def placed(task: asyncio.Task[Frame]) -> None:
+            if task.cancelled() or self.outcome is not None or self.done:
+                return
+            error = task.exception()
+            if error is None:
+                self.settle(task.result())
+                return
+            _log.error("a result could not be put", exc_info=error)
+            self._pipeline.counters.add("internal_errors")
+            self.settle(failed(causes.not_placed(tool)))
+
+        task.add_done_callback(placed)
+
+    def _begin_settling(self) -> None:
+        """From now on, what follows the tool's end has `teardown_grace` in all."""
+        if self.state is _SETTLING:
+            return
+        now = self._pipeline.loop.time()
+        self.state = _SETTLING
+        self._until = now + self._pipeline.limits.teardown_grace
+        self._pipeline.clocks.set(self, self._until, now)
+
+    def _end(self) -> None:
+        endings, self._endings = self._endings, None
+        for ending in endings or ():
+            ending()
 
     def _hand_over(self) -> None:
         """Lets the first joiner's caller have the call, and settles that of this one as cancelled."""
@@ -484,10 +551,6 @@ class Call:
         if self.tool is None:
             return frame
         return failed(too_large(self.tool, limit, effects_of(frame, self.tool)))
-
-    def _reply(self, reply: Frame) -> None:
-        if self._assignment is not None:
-            self._assignment.send(reply)
 
     def _report_to_joiners(self, frame: Frame) -> None:
         for joiner in self.joiners or ():

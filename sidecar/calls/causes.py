@@ -3,7 +3,7 @@
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from sidecar.calls.outcome import NONE, failure
-from sidecar.calls.result import effects_of_attempt
+from sidecar.calls.result import effects_of_attempt, effects_of_return
 from sidecar.calls.tool import Tool
 
 _RETRY_AFTER = 1.0
@@ -105,4 +105,13 @@ def outcome_unknown(tool: Tool) -> Failure:
         f"The worker was lost while {tool.name} ran; it may or may not have taken effect. Find out before you run it "
         "again.",
         effects_of_attempt(tool),
+    )
+
+
+def not_placed(tool: Tool) -> Failure:
+    """Its tool returned a result that could not be put where it belongs."""
+    return failure(
+        FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+        f"{tool.name} returned a result that is too large to be carried, and that could not be put as an artifact.",
+        effects_of_return(tool),
     )

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RETRY_AFTER = 1.0
+Provide: TypeAlias = Callable[[], asyncio.Task[None] | None]
 
 
 class Keyed(NamedTuple):
@@ -59,10 +60,11 @@ class Requests:
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    def enter(self, call: "Call", tool: Tool, key: str, go_on: Callable[[], None]) -> None:
+    def enter(self, call: "Call", tool: Tool, key: str, go_on: Provide) -> None:
         """Joins the running call of the same request, or finds out whether it ran before and, if not, runs it.
 
         `go_on` is called once the request is known to be new: the gates behind this one, up to but without the invoke.
+        They are passed once the task that it answers is done, which ends with the call.
 
         :raises Refusal: if the key was used with other arguments.
         """
@@ -91,7 +93,7 @@ class Requests:
         self._counters.add("joined_calls")
         call.follow(original_call)
 
-    async def _run(self, request: Keyed, call: "Call", go_on: Callable[[], None]) -> None:
+    async def _run(self, request: Keyed, call: "Call", go_on: Provide) -> None:
         try:
             record = await self._store.find(request.scope, request.tool.name, request.key)
             if record is not None and (answer := self._answer(record, request)) is not None:
@@ -99,7 +101,12 @@ class Requests:
                 return
             if call.done:
                 return
-            go_on()
+            supplying = go_on()
+            if supplying is not None:
+                await asyncio.wait((supplying,))
+                if supplying.cancelled():
+                    return
+                supplying.result()
             await self._store.begin(request.scope, request.tool.name, request.key, request.digest, call.execution_id)
             # The call may have been cancelled while its record was written.
             await self._record(request, await call.route_and_settle())

@@ -23,5 +23,7 @@ class CallLimits:
     """How many calls one caller's stream may have at once."""
     in_flight_per_subject: int = 1_024
     """How many calls one tenant's subject may have at once."""
+    open_requests: int = 64
+    """How many requests a running tool may have open at once."""
     large_outcome: int = 64 * KIB
     """What an outcome may have while its stream is overfull."""

@@ -1,10 +1,123 @@
 """What a running tool asks of the sidecar, and how it is answered."""
 
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from sidecar.calls.context import set_seconds
+
+if TYPE_CHECKING:
+    from sidecar.calls.call import Call
+    from sidecar.calls.pipeline import Pipeline
+
+_log = logging.getLogger(__name__)
 
 _HARMLESS = frozenset(("artifact_head", "artifact_get", "credential_get"))
+_INVALID = ReplyErrorCode.REPLY_ERROR_CODE_INVALID
+_OVERLOADED = ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED
+_LATE = {
+    "credential_get": ReplyErrorCode.REPLY_ERROR_CODE_CREDENTIAL_PROVIDER_DOWN,
+    "caller_request": ReplyErrorCode.REPLY_ERROR_CODE_PEER_TIMEOUT,
+}
+_RETRY_AFTER = 1.0
+
+
+class OutboundRequests:
+    """The requests of one running tool that are not answered yet.
+
+    Each is answered or refused exactly once while its tool runs, at the latest when its own time or the call's is up.
+    One that is answered at once costs no task.
+    """
+
+    __slots__ = ("_call", "_open", "_pipeline")
+
+    def __init__(self, call: "Call", pipeline: "Pipeline") -> None:
+        self._call = call
+        self._pipeline = pipeline
+        self._open: dict[int, asyncio.Task[None]] = {}
+
+    def ask(self, request: OutboundRequest) -> None:
+        """Answers a request, now or when its answer is there."""
+        kind = request.WhichOneof("request")
+        number = request.request_id
+        responder = self._pipeline.responders.get(kind) if kind is not None else None
+        if responder is None:
+            self._call.reply(unsupported(request))
+            return
+        if not number or number in self._open:
+            what = "A request needs an id that is not 0" if not number else "A request of this id is still open"
+            self._call.reply(refused(number, _INVALID, f"{what}; number them from 1."))
+            return
+        most = self._pipeline.limits.open_requests
+        if len(self._open) >= most:
+            self._call.reply(
+                refused(
+                    number,
+                    _OVERLOADED,
+                    f"The call has {most:,} requests open, which is the most; wait for one of them.",
+                    retry_after=_RETRY_AFTER,
+                )
+            )
+            return
+        try:
+            answer = responder(self._call, request)
+        except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
+            self._call.reply(self._failed(number, error))
+            return
+        if isinstance(answer, Frame):
+            self._call.reply(answer)
+            return
+        task = self._pipeline.loop.create_task(self._wait(request, answer, _LATE.get(kind or "", _OVERLOADED)))
+        self._open[number] = task
+        task.add_done_callback(lambda _: self._settled(number, answer))
+
+    def refuse(self) -> None:
+        """The call ends while its tool still runs: what is open is refused."""
+        for number in tuple(self._open):
+            self._call.reply(call_over(number))
+        self.cancel()
+
+    def cancel(self) -> None:
+        """The tool is gone, and nobody waits for an answer any more."""
+        for task in self._open.values():
+            task.cancel()
+
+    async def _wait(
+        self, request: OutboundRequest, answer: Coroutine[Any, Any, Frame], late: "ReplyErrorCode.ValueType"
+    ) -> None:
+        number = request.request_id
+        patience = self._call.remaining
+        if request.HasField("timeout"):
+            patience = min(patience, request.timeout.seconds + request.timeout.nanos / 1e9)
+        limit = asyncio.timeout(max(patience, 0.0))
+        try:
+            async with limit:
+                reply = await answer
+        except TimeoutError as error:
+            reply = self._failed(number, error)
+            if limit.expired():
+                reply = refused(
+                    number, late, "The time for this request is up; nothing is known of its end.", retry_after=0.0
+                )
+        except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
+            reply = self._failed(number, error)
+        self._call.reply(reply)
+
+    def _settled(self, number: int, answer: Coroutine[Any, Any, Frame]) -> None:
+        del self._open[number]
+        # One that was cancelled before it began would be warned of.
+        answer.close()
+
+    def _failed(self, number: int, error: Exception) -> Frame:
+        self._pipeline.counters.add("internal_errors")
+        _log.error("a tool's request could not be answered", exc_info=error)
+        return refused(
+            number, ReplyErrorCode.REPLY_ERROR_CODE_INTERNAL, "The sidecar failed; its log says more of this request."
+        )
 
 
 def harmless(request: OutboundRequest) -> bool:
@@ -12,8 +125,8 @@ def harmless(request: OutboundRequest) -> bool:
     return request.WhichOneof("request") in _HARMLESS
 
 
-def answer(request: OutboundRequest) -> Frame:
-    """The reply to a request."""
+def unsupported(request: OutboundRequest) -> Frame:
+    """The reply to a request of a kind that is not answered here."""
     asked = request.WhichOneof("request") or "this kind of request"
     return refused(
         request.request_id,
@@ -31,10 +144,26 @@ def answer_teardown(registration: RegisterTeardown) -> Frame:
     )
 
 
-def refused(request_id: int, code: "ReplyErrorCode.ValueType", message: str) -> Frame:
-    """A reply that refuses."""
+def call_over(request_id: int) -> Frame:
+    """The reply to a tool that asks while its call is over."""
+    return refused(
+        request_id,
+        ReplyErrorCode.REPLY_ERROR_CODE_CANCELLED,
+        "The call has ended; its tool is to stop, and ask no more.",
+    )
+
+
+def refused(
+    request_id: int, code: "ReplyErrorCode.ValueType", message: str, *, retry_after: float | None = None
+) -> Frame:
+    """A reply that refuses. With `retry_after`, in seconds, the same request may work later."""
     frame = Frame()
     frame.reply.request_id = request_id
-    frame.reply.error.code = code
-    frame.reply.error.message = message
+    error = frame.reply.error
+    error.code = code
+    error.message = message
+    if retry_after is not None:
+        error.retryable = True
+        if retry_after:
+            set_seconds(error.retry_after, retry_after)
     return frame

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import Trace
@@ -19,7 +19,17 @@ from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
-from sidecar.calls.ports import Audit, Caller, Catalogue, IdempotencyStore, Sink
+from sidecar.calls.ports import (
+    Assignment,
+    Audit,
+    Caller,
+    Catalogue,
+    IdempotencyStore,
+    Placer,
+    Responder,
+    Sink,
+    Supplier,
+)
 from sidecar.calls.request import decode, usable_id
 from sidecar.calls.strict_json import parse
 from sidecar.calls.tool import Tool
@@ -71,6 +81,12 @@ class Pipeline:
         """Who makes spans of calls; `None`: nobody, and a caller's trace context is passed on as it came."""
         self.audit: Audit | None = None
         """Who keeps a record of calls; `None`: nobody."""
+        self.suppliers: dict[str, Supplier] = {}
+        """Who puts in what tools declare: under `wants` and under `needs`."""
+        self.responders: dict[str, Responder] = {}
+        """Who answers what running tools ask, by the name of the request."""
+        self.placer: Placer | None = None
+        """Who moves large results; `None`: nobody, and they are refused."""
         self.draining = False
         """Whether new calls are refused because the sidecar stops."""
         self._catalogue = catalogue
@@ -152,6 +168,15 @@ class Pipeline:
         if invocation is not None:
             self._fit(call, tool, parse(invocation.invoke.arguments), self.loop.time())
 
+    def placed(self, call: Call, tool: Tool, assignment: Assignment) -> None:
+        """An instance was found for a call of a tool that declares something."""
+        for declared in tool.declares:
+            self.suppliers[declared].placed(call, assignment)
+
+    def placing(self, call: Call, tool: Tool, frame: Frame) -> Coroutine[Any, Any, Frame] | None:
+        """Whether a result has to be put somewhere, and what becomes of it."""
+        return self.placer.place(call, tool, frame) if self.placer is not None else None
+
     def _enter(self, call: Call) -> None:
         call.caller.in_flight += 1
         self.running.add(call)
@@ -208,12 +233,16 @@ class Pipeline:
             )
         if is_new and call.key is not None:
             self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
-        else:
-            self._provide(call, tool)
+            return
+        supplying = self._provide(call, tool)
+        if supplying is None:
             call.route(tool.workers, now)
+        else:
+            call.hold()
+            supplying.add_done_callback(partial(self._supplied, call, tool))
 
-    def _provide(self, call: Call, tool: Tool) -> None:
-        """Gates 7 to 9."""
+    def _provide(self, call: Call, tool: Tool) -> asyncio.Task[None] | None:
+        """Gates 7 to 9. `None`: they are passed; else they are once the task is done, which ends with the call."""
         if not call.admitted and call.scope is not None:
             self.admission.enter(call.scope.owner)
             call.admitted = True
@@ -222,6 +251,40 @@ class Pipeline:
                 FailureKind.FAILURE_KIND_UNSUPPORTED,
                 f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
             )
+        return self._supply(call, tool) if tool.declares else None
+
+    def _supply(self, call: Call, tool: Tool) -> asyncio.Task[None] | None:
+        """Gates 8 and 9, one after the other."""
+        suppliers = iter([self._supplier(tool, declared) for declared in tool.declares])
+        for supplier in suppliers:
+            supplying = supplier.supply(call, tool)
+            if supplying is not None:
+                task = self.loop.create_task(_finish_supplying(call, tool, supplying, suppliers))
+                task.add_done_callback(partial(_close, supplying))
+                call.at_end(task.cancel)
+                return task
+        return None
+
+    def _supplier(self, tool: Tool, declared: str) -> Supplier:
+        supplier = self.suppliers.get(declared)
+        if supplier is None:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_UNSUPPORTED,
+                f"{tool.name} declares {declared}, which this sidecar does not provide.",
+            )
+        return supplier
+
+    def _supplied(self, call: Call, tool: Tool, supplying: asyncio.Task[None]) -> None:
+        """What a call waited for is there, or cannot be had."""
+        if supplying.cancelled():
+            return
+        reason = supplying.exception()
+        if call.outcome is not None or call.done:
+            return
+        if reason is None:
+            self.gate(call, call.route, tool.workers, self.loop.time())
+        elif isinstance(reason, Exception):
+            self._turn_away(call, reason)
 
     def _no_room(self, caller: Caller) -> Refusal:
         """Why a call of this caller cannot be taken now."""
@@ -250,6 +313,21 @@ class Pipeline:
             FailureKind.FAILURE_KIND_DENIED,
             "Policy does not let this caller run this tool for this tenant and subject.",
         )
+
+
+async def _finish_supplying(
+    call: Call, tool: Tool, supplying: Coroutine[Any, Any, None], others: Iterable[Supplier]
+) -> None:
+    await supplying
+    for supplier in others:
+        more = supplier.supply(call, tool)
+        if more is not None:
+            await more
+
+
+def _close(supplying: Coroutine[Any, Any, None], _task: asyncio.Task[None]) -> None:
+    """One that is cancelled before it began would be warned of."""
+    supplying.close()
 
 
 def _unaudited() -> Refusal:

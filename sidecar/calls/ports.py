@@ -1,11 +1,12 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
 from sidecar.scope import Principal, Scope
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Assignment(Protocol):
     @property
     def invoked(self) -> bool:
         """Whether the message that holds the invoke was handed to the transport."""
+        ...
+
+    def knows(self, secret: str) -> bool:
+        """Whether this is the instance's own secret. Takes the same time for each wrong one."""
         ...
 
     def send(self, frame: Frame) -> bool:
@@ -131,6 +136,33 @@ class Listing(Protocol):
 
     async def changed(self) -> None:
         """Waits for the next change."""
+        ...
+
+
+class Supplier(Protocol):
+    """Puts what a tool declares into its invocation: its `wants` at gate 8, its `needs` at gate 9."""
+
+    def supply(self, call: "Call", tool: "Tool") -> Coroutine[Any, Any, None] | None:
+        """Puts it in. `None`: it is there. Else the call waits for it, at most as long as it may take itself.
+
+        :raises Refusal: if it cannot be had; the coroutine likewise. Nothing was done then.
+        """
+        ...
+
+    def placed(self, call: "Call", assignment: Assignment) -> None:
+        """An instance was found and is about to be invoked: puts in what is for it alone. May not raise."""
+        ...
+
+
+Responder: TypeAlias = Callable[["Call", OutboundRequest], Frame | Coroutine[Any, Any, Frame]]
+"""Answers one kind of request of running tools: at once, or when the coroutine ends; it is cancelled with the call."""
+
+
+class Placer(Protocol):
+    """Moves results that are too large to be carried to where their tool's placement says: in gate 12."""
+
+    def place(self, call: "Call", tool: "Tool", frame: Frame) -> Coroutine[Any, Any, Frame] | None:
+        """The outcome frame in place of this one; `None`: it stays as it is. The coroutine may not raise."""
         ...
 
 

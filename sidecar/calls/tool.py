@@ -28,5 +28,9 @@ class Tool:
     """How many calls of it one instance runs at once; `None`: as many as the instance."""
     ceiling: int | None
     """The largest result in bytes; `None`: as large as a frame."""
+    declares: tuple[str, ...]
+    """Which of `wants` and `needs` it declares, in the order of their gates."""
+    places: bool
+    """Whether a large result goes to an artifact."""
     unsupported: str | None
     """What the tool declares that this sidecar cannot do yet, as a word for its refusal; `None`: nothing."""

@@ -18,7 +18,8 @@ from sidecar._gen.pillion.v1.admin_pb2 import (
 )
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar.calls import call as calls
+from sidecar.calls import state as calls
+from sidecar.calls.call import Call
 from sidecar.calls.context import set_seconds
 from sidecar.calls.outcome import NONE, failure
 from sidecar.calls.pipeline import Pipeline
@@ -113,7 +114,7 @@ class Admin:
             )
 
 
-def _summary(call: calls.Call, now: float) -> CallSummary:
+def _summary(call: Call, now: float) -> CallSummary:
     summary = CallSummary(
         execution_id=call.execution_id,
         tool_call_id=call.tool_call_id,

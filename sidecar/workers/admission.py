@@ -87,7 +87,9 @@ def _version(descriptor: ToolDescriptor, workers: WorkerSet) -> Tool:
         max_timeout=_timeout(kept, "max_timeout"),
         concurrency=_concurrency(kept),
         ceiling=kept.result_ceiling_bytes if kept.HasField("result_ceiling_bytes") else None,
-        unsupported=_unsupported(kept),
+        declares=tuple(name for name in ("wants", "needs") if getattr(kept, name)),
+        places=kept.HasField("placement"),
+        unsupported="a session that it holds" if kept.holds else None,
     )
 
 
@@ -125,15 +127,3 @@ def _concurrency(descriptor: ToolDescriptor) -> int | None:
     if not descriptor.concurrency:
         raise ToolRefused("Its concurrency must be positive.")
     return descriptor.concurrency
-
-
-def _unsupported(descriptor: ToolDescriptor) -> str | None:
-    if descriptor.needs:
-        return "credentials that it needs"
-    if descriptor.wants:
-        return "artifacts that it wants"
-    if descriptor.HasField("placement"):
-        return "a placement of its results"
-    if descriptor.holds:
-        return "a session that it holds"
-    return None

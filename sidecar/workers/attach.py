@@ -9,7 +9,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import LogLevel, RefusedTool, WorkerHello
-from sidecar.calls.outbound import refused
+from sidecar.calls.outbound import call_over, refused
 from sidecar.calls.outcome import cut
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
@@ -99,17 +99,21 @@ class AttachSession:
 
     def _outbound_request(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is None or assignment.assigned is None:
-            self._late("late_requests")
-        else:
+        if assignment is not None and assignment.assigned is not None:
             assignment.assigned.asked(frame)
+            return
+        self._late("late_requests")
+        if assignment is not None:
+            assignment.send(call_over(frame.outbound_request.request_id))
 
     def _register_teardown(self, frame: Frame) -> None:
         assignment = self._running.get(frame.call)
-        if assignment is None or assignment.assigned is None:
-            self._late("late_requests")
-        else:
+        if assignment is not None and assignment.assigned is not None:
             assignment.assigned.registering(frame)
+            return
+        self._late("late_requests")
+        if assignment is not None:
+            assignment.send(call_over(frame.register_teardown.request_id))
 
     def _log(self, frame: Frame) -> None:
         instance = self._instance

@@ -13,7 +13,8 @@ from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar.calls.call import Call, CallState
+from sidecar.calls.call import Call
+from sidecar.calls.state import CallState
 from sidecar.wire.outbox import Lane
 from sidecar.workers.instance import InstanceState
 from tests.support import (

@@ -18,9 +18,9 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.artifacts import ArtifactLimits
-from sidecar.calls.call import CallState
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
+from sidecar.calls.state import CallState
 from sidecar.cli import call
 from sidecar.cli.main import BROKEN_PIPE, USAGE
 from sidecar.config import Allow, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read

@@ -48,21 +48,26 @@ def run_worker(  # noqa: PLR0913  # settings, each by its name
     A first signal lets what runs finish, for `drain` seconds; a second asks it to stop. For the main thread, where no
     event loop runs. With `uvloop` installed, its loop is used.
 
-    :raises WorkerRefused: if a setting is missing, or the sidecar does not take this worker; the text says what to do.
+    If a setting is missing, or the sidecar does not take this worker, the program ends with code 1 and a sentence that
+    says what to do (`SystemExit`); whoever wants to handle that uses `pillion.Worker`.
+
     :raises ToolRefused: if a function cannot be a tool.
     """
-    made = Worker(
-        tools,
-        target=_setting("target", target, TARGET),
-        worker=_setting("worker", worker, NAME),
-        **_token(token, token_file),
-        tls=tls or _tls(),
-        concurrency=concurrency,
-        threads=threads,
-        drain=drain,
-    )
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(made))
+    try:
+        made = Worker(
+            tools,
+            target=_setting("target", target, TARGET),
+            worker=_setting("worker", worker, NAME),
+            **_token(token, token_file),
+            tls=tls or _tls(),
+            concurrency=concurrency,
+            threads=threads,
+            drain=drain,
+        )
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(made))
+    except WorkerRefused as refused:
+        raise SystemExit(str(refused)) from None
 
 
 async def _serve(worker: Worker) -> None:
