@@ -17,6 +17,8 @@ def keep_memory_warm() -> None:
     CPU. glibc by default gives the memory of a large message back to the kernel as soon as it is freed, and faults it
     in again page by page for the next one, which costs more than all else that is done with it.
     """
+    # What imports and the reading of arguments left would be frozen with the rest.
+    gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
     if sys.platform != "linux":

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from sidecar.workers import guardian
 
 _log = logging.getLogger(__name__)
 
-_GUARDIAN = Path(guardian.__file__)
+# As it was compiled for this process, where that is kept: compiling it again would cost the guardian memory.
+_GUARDIAN = next(
+    path for path in (Path(cache_from_source(guardian.__file__)), Path(guardian.__file__)) if path.exists()
+)
 _READ_BYTES = 65_536
 _ENDS_WITHIN = 10.0
 _AGAIN_SECONDS = 0.05
