@@ -9,15 +9,15 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
-from sidecar.calls import causes
+from sidecar.calls import causes, joining
 from sidecar.calls.context import renew
+from sidecar.calls.facts import CallFacts
 from sidecar.calls.outbound import OutboundRequests, answer_teardown, harmless
 from sidecar.calls.outcome import NONE, Refusal, failed
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
 from sidecar.calls.state import CallState
 from sidecar.calls.tool import Tool
-from sidecar.scope import Scope
 from sidecar.telemetry.spans import Span
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _ENDED = (_SETTLING, _DONE)
 _BOUNDED = (_WAITING, _CANCELLING, _SETTLING)
 
 
-class Call:
+class Call(CallFacts):
     """The life of one call. Everything happens on the event loop, and nothing here waits.
 
     Whatever happens first decides the outcome; what comes later is counted. Exactly one outcome is sent, at the latest
@@ -55,73 +55,27 @@ class Call:
         "_requests",
         "_until",
         "admitted",
-        "anchor",
-        "arguments",
-        "caller",
-        "deadline",
         "due_slot",
-        "execution_id",
-        "generation",
-        "idle_timeout",
-        "instance_id",
-        "invocation",
         "joined",
         "joiners",
         "joins",
-        "key",
         "outcome",
         "reports",
-        "run_id",
-        "scope",
-        "session_id",
         "settlement",
-        "sink",
         "span",
-        "started_at",
         "started_sent",
         "state",
-        "timeout",
-        "tool",
-        "tool_call_id",
-        "tool_name",
         "worker_set",
     )
 
     def __init__(self, pipeline: "Pipeline", caller: Caller, sink: Sink, tool_call_id: str, now: float) -> None:
+        CallFacts.__init__(self, pipeline.ids.execution(), tool_call_id, caller, sink, now)
         self._pipeline = pipeline
-        self.caller = caller
-        self.sink = sink
-        self.execution_id = execution_id = pipeline.ids.execution()
-        self.tool_call_id = tool_call_id or "call_" + execution_id[4:]
-        self.started_at = now
         self.state = _GATES
-        self.tool_name = ""
-        self.tool: Tool | None = None
-        """The version it is pinned to, once it is resolved."""
-        self.scope: Scope | None = None
-        """Its storage scope, once it is decoded."""
-        self.run_id: str | None = None
-        self.session_id: str | None = None
-        self.key: str | None = None
-        """Its idempotency key."""
-        self.timeout: float | None = None
-        """The absolute timeout that the caller wishes."""
-        self.idle_timeout: float | None = None
-        self.deadline = 0.0
-        self.generation = 0
-        """The catalogue generation it is pinned to."""
-        self.invocation: Frame | None = None
-        """What an instance is sent; none once the outcome is known."""
         self.outcome: Frame | None = None
         """The outcome frame, from when it is known until it is sent."""
         self.settlement: asyncio.Future[Frame] | None = None
         """Where there is one, the outcome is given to it first, and sent when `deliver` is called."""
-        self.arguments: bytes | None = None
-        """Its arguments, where they are kept for the audit."""
-        self.anchor: str | None = None
-        """The caller's anchor, if it is carried."""
-        self.instance_id: str | None = None
-        """The newest instance that ran it."""
         self.admitted = False
         self.joins = False
         """Whether it joined or replays another call."""
@@ -256,7 +210,7 @@ class Call:
         if self.idle_timeout is not None:
             self._progressed_at = self._pipeline.loop.time()
         if self.joiners is not None:
-            self._report_to_joiners(frame)
+            joining.report(self.joiners, frame)
         self.sink.report(frame)
 
     def asked(self, frame: Frame) -> None:
@@ -340,7 +294,7 @@ class Call:
         What a caller wishes, or the loss of its stream, ends that caller's part alone while others have joined.
         """
         if reason in _OF_ONE_CALLER and self.joiners and self.state not in _ENDED:
-            self._hand_over()
+            joining.hand_over(self, failed(causes.left_to_others(self.effects_so_far())))
             return
         self._decide(causes.cancelled(reason, self.effects_so_far()), reason)
 
@@ -428,7 +382,7 @@ class Call:
         if self.joined is not None and self.joined.joiners is not None and self in self.joined.joiners:
             self.joined.joiners.remove(self)
         if self.joiners:
-            self._settle_joiners(frame)
+            joining.settle(self, frame)
         if not self.started_sent:
             self._send_started()
         caller = self.caller
@@ -528,36 +482,11 @@ class Call:
         for ending in endings or ():
             ending()
 
-    def _hand_over(self) -> None:
-        """Lets the first joiner's caller have the call, and settles that of this one as cancelled."""
-        heir = (self.joiners or []).pop(0)
-        for name in ("caller", "sink", "tool_call_id", "started_sent", "joins", "span"):
-            mine, its = getattr(self, name), getattr(heir, name)
-            setattr(self, name, its)
-            setattr(heir, name, mine)
-        self.caller.took_over(self)
-        heir.joined = None
-        heir.settle(failed(causes.left_to_others(self.effects_so_far())))
-
-    def _settle_joiners(self, frame: Frame) -> None:
-        joiners, self.joiners = self.joiners, None
-        for joiner in joiners or ():
-            copy = Frame()
-            copy.outcome.CopyFrom(frame.outcome)
-            joiner.settle(copy)
-
     def _instead_of_large(self, frame: Frame, limit: int) -> Frame:
         """The outcome in place of one that cannot be carried; it keeps what that one says of effects."""
         if self.tool is None:
             return frame
         return failed(too_large(self.tool, limit, effects_of(frame, self.tool)))
-
-    def _report_to_joiners(self, frame: Frame) -> None:
-        for joiner in self.joiners or ():
-            copy = Frame()
-            copy.progress.CopyFrom(frame.progress)
-            copy.coalesced = frame.coalesced
-            joiner.progressed(copy)
 
     def _send_started(self) -> None:
         self.started_sent = True

@@ -1,0 +1,62 @@
+"""What is known of a call: what its caller asked for, and what was found for it."""
+
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar.calls.ports import Caller, Sink
+from sidecar.calls.tool import Tool
+from sidecar.scope import Scope
+
+
+class CallFacts:
+    """The facts of one call. They are filled in gate by gate; what is not known yet, or was not named, is absent."""
+
+    __slots__ = (
+        "anchor",
+        "arguments",
+        "caller",
+        "deadline",
+        "execution_id",
+        "generation",
+        "idle_timeout",
+        "instance_id",
+        "invocation",
+        "key",
+        "run_id",
+        "scope",
+        "session_id",
+        "sink",
+        "started_at",
+        "timeout",
+        "tool",
+        "tool_call_id",
+        "tool_name",
+    )
+
+    def __init__(self, execution_id: str, tool_call_id: str, caller: Caller, sink: Sink, now: float) -> None:
+        self.execution_id = execution_id
+        self.tool_call_id = tool_call_id or "call_" + execution_id[4:]
+        self.caller = caller
+        self.sink = sink
+        self.started_at = now
+        self.tool_name = ""
+        self.tool: Tool | None = None
+        """The version it is pinned to, once it is resolved."""
+        self.scope: Scope | None = None
+        """Its storage scope, once it is decoded."""
+        self.run_id: str | None = None
+        self.session_id: str | None = None
+        self.key: str | None = None
+        """Its idempotency key."""
+        self.timeout: float | None = None
+        """The absolute timeout that the caller wishes."""
+        self.idle_timeout: float | None = None
+        self.deadline = 0.0
+        self.generation = 0
+        """The catalogue generation it is pinned to."""
+        self.invocation: Frame | None = None
+        """What an instance is sent; none once the outcome is known."""
+        self.arguments: bytes | None = None
+        """Its arguments, where they are kept for the audit."""
+        self.anchor: str | None = None
+        """The caller's anchor, if it is carried."""
+        self.instance_id: str | None = None
+        """The newest instance that ran it."""
