@@ -63,6 +63,8 @@ class CallAudit:
             told += f',"subject":"{self._name("subject", subject)}"'
             if tenant is not None:
                 told += f',"tenant":"{self._name("tenant", tenant)}"'
+        if call.parent is not None:
+            told += f',"parent":"{call.parent.execution_id}"'
         if call.joins:
             told += ',"joined":true'
         if call.anchor is not None:

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _UNSAFE = Effects.EFFECTS_UNSAFE
 _LEAST_TIME = 1e-9
 _CALLER = CancelReason.CANCEL_REASON_CALLER
+_PARENT = CancelReason.CANCEL_REASON_PARENT
 _OF_ONE_CALLER = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
 
 
@@ -56,6 +57,7 @@ class Call(CallFacts):
         "_until",
         "admitted",
         "due_slot",
+        "inner",
         "joined",
         "joiners",
         "joins",
@@ -68,8 +70,17 @@ class Call(CallFacts):
         "worker_set",
     )
 
-    def __init__(self, pipeline: "Pipeline", caller: Caller, sink: Sink, tool_call_id: str, now: float) -> None:
-        CallFacts.__init__(self, pipeline.ids.execution(), tool_call_id, caller, sink, now)
+    def __init__(
+        self,
+        pipeline: "Pipeline",
+        caller: Caller,
+        sink: Sink,
+        tool_call_id: str,
+        now: float,
+        parent: "Call | None" = None,
+    ) -> None:
+        levels = pipeline.limits.nesting_depth if parent is None else parent.levels - 1
+        CallFacts.__init__(self, pipeline.ids.execution(), tool_call_id, caller, sink, now, parent, levels)
         self._pipeline = pipeline
         self.state = _GATES
         self.outcome: Frame | None = None
@@ -81,6 +92,8 @@ class Call(CallFacts):
         """Whether it joined or replays another call."""
         self.joined: Call | None = None
         self.joiners: list[Call] | None = None
+        self.inner: set[Call] | None = None
+        """The calls that its tool made and that are not over."""
         self.started_sent = False
         self.reports = 0
         """How often its tool reported."""
@@ -145,6 +158,8 @@ class Call(CallFacts):
                 timeout = tool.default_timeout
         if tool is not None and tool.max_timeout is not None:
             timeout = min(timeout, tool.max_timeout)
+        if self.parent is not None:
+            timeout = min(timeout, self.parent.remaining)
         self.deadline = self.started_at + timeout
         if timeout <= 0:
             raise Refusal(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time was up before it started.")
@@ -222,10 +237,14 @@ class Call(CallFacts):
             self._requests = OutboundRequests(self, self._pipeline)
         self._requests.ask(request)
 
-    def reply(self, reply: Frame) -> None:
-        """Answers the tool, if it is still there."""
+    def reply(self, reply: Frame) -> bool:
+        """Answers the tool, if it is still there. False: the answer is over the worker's largest frame."""
+        return self._assignment is None or self._assignment.send(reply)
+
+    def told(self, frame: Frame) -> None:
+        """Tells the tool what a call that it made reports, which may give way to newer."""
         if self._assignment is not None:
-            self._assignment.send(reply)
+            self._assignment.report(frame)
 
     def registering(self, frame: Frame) -> None:
         """The tool registers a teardown."""
@@ -297,6 +316,17 @@ class Call(CallFacts):
             joining.hand_over(self, failed(causes.left_to_others(self.effects_so_far())))
             return
         self._decide(causes.cancelled(reason, self.effects_so_far()), reason)
+
+    def end_with_parent(self) -> None:
+        """The call that made it is over: it has its outcome now, whatever its tool does."""
+        self._decide(causes.cancelled(CancelReason.CANCEL_REASON_PARENT, self.effects_so_far()), _PARENT)
+        if self.state is _CANCELLING:
+            self._give_up()
+
+    def keep_alive(self) -> None:
+        """A call that its tool waits for reports, so the tool is not idle."""
+        if self.idle_timeout is not None:
+            self._progressed_at = self._pipeline.loop.time()
 
     def due(self, now: float) -> None:
         """A time of the call may have come."""
@@ -413,6 +443,8 @@ class Call(CallFacts):
         self._until = now + self._pipeline.limits.cancel_grace
         self._pipeline.clocks.set(self, self._until, now)
         self._assignment.cancel(reason)
+        for inner in tuple(self.inner or ()):
+            inner.cancel(_PARENT)
 
     def _give_up(self) -> None:
         """The tool ignored the cancel: the call ends without it, and its slot leaks until the tool does end."""

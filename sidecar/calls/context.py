@@ -47,6 +47,8 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
                 setattr(context.trace, field.name, value)
     if call.idle_timeout is not None:
         set_seconds(context.idle_timeout, call.idle_timeout)
+    if call.levels:
+        context.tools.remaining_depth = call.levels
     # Present and empty: teardown scopes are part of the protocol, and none is honoured here.
     context.teardown_scopes.SetInParent()
     return frame

@@ -1,9 +1,15 @@
 """What is known of a call: what its caller asked for, and what was found for it."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.calls.ports import Caller, Sink
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
+
+if TYPE_CHECKING:
+    from sidecar.calls.call import Call
 
 
 class CallFacts:
@@ -20,6 +26,8 @@ class CallFacts:
         "instance_id",
         "invocation",
         "key",
+        "levels",
+        "parent",
         "run_id",
         "scope",
         "session_id",
@@ -31,12 +39,25 @@ class CallFacts:
         "tool_name",
     )
 
-    def __init__(self, execution_id: str, tool_call_id: str, caller: Caller, sink: Sink, now: float) -> None:
+    def __init__(
+        self,
+        execution_id: str,
+        tool_call_id: str,
+        caller: Caller,
+        sink: Sink,
+        now: float,
+        parent: "Call | None",
+        levels: int,
+    ) -> None:
         self.execution_id = execution_id
         self.tool_call_id = tool_call_id or "call_" + execution_id[4:]
         self.caller = caller
         self.sink = sink
         self.started_at = now
+        self.parent = parent
+        """The call whose tool made it; `None`: a caller did."""
+        self.levels = levels
+        """How many levels of calls may be made below it."""
         self.tool_name = ""
         self.tool: Tool | None = None
         """The version it is pinned to, once it is resolved."""
@@ -60,3 +81,10 @@ class CallFacts:
         """The caller's anchor, if it is carried."""
         self.instance_id: str | None = None
         """The newest instance that ran it."""
+
+    def ancestors(self) -> "Iterator[Call]":
+        """The calls that wait for it, from the one that made it outwards."""
+        outer = self.parent
+        while outer is not None:
+            yield outer
+            outer = outer.parent

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from sidecar.calls.context import set_seconds
+from sidecar.calls.outcome import POSSIBLE, failure
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -23,6 +25,8 @@ _LATE = {
     "credential_get": ReplyErrorCode.REPLY_ERROR_CODE_CREDENTIAL_PROVIDER_DOWN,
     "caller_request": ReplyErrorCode.REPLY_ERROR_CODE_PEER_TIMEOUT,
 }
+_TIMED = frozenset(("tools_call",))
+"""Requests that have clocks of their own."""
 _RETRY_AFTER = 1.0
 
 
@@ -46,15 +50,15 @@ class OutboundRequests:
         number = request.request_id
         responder = self._pipeline.responders.get(kind) if kind is not None else None
         if responder is None:
-            self._call.reply(unsupported(request))
+            self._reply(unsupported(request))
             return
         if not number or number in self._open:
             what = "A request needs an id that is not 0" if not number else "A request of this id is still open"
-            self._call.reply(refused(number, _INVALID, f"{what}; number them from 1."))
+            self._reply(refused(number, _INVALID, f"{what}; number them from 1."))
             return
         most = self._pipeline.limits.open_requests
         if len(self._open) >= most:
-            self._call.reply(
+            self._reply(
                 refused(
                     number,
                     _OVERLOADED,
@@ -66,10 +70,10 @@ class OutboundRequests:
         try:
             answer = responder(self._call, request)
         except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
-            self._call.reply(self._failed(number, error))
+            self._reply(self._failed(number, error))
             return
         if isinstance(answer, Frame):
-            self._call.reply(answer)
+            self._reply(answer)
             return
         task = self._pipeline.loop.create_task(self._wait(request, answer, _LATE.get(kind or "", _OVERLOADED)))
         self._open[number] = task
@@ -78,7 +82,7 @@ class OutboundRequests:
     def refuse(self) -> None:
         """The call ends while its tool still runs: what is open is refused."""
         for number in tuple(self._open):
-            self._call.reply(call_over(number))
+            self._reply(call_over(number))
         self.cancel()
 
     def cancel(self) -> None:
@@ -90,10 +94,7 @@ class OutboundRequests:
         self, request: OutboundRequest, answer: Coroutine[Any, Any, Frame], late: "ReplyErrorCode.ValueType"
     ) -> None:
         number = request.request_id
-        patience = self._call.remaining
-        if request.HasField("timeout"):
-            patience = min(patience, request.timeout.seconds + request.timeout.nanos / 1e9)
-        limit = asyncio.timeout(max(patience, 0.0))
+        limit = asyncio.timeout(None if request.WhichOneof("request") in _TIMED else self._patience(request))
         try:
             async with limit:
                 reply = await answer
@@ -105,12 +106,22 @@ class OutboundRequests:
                 )
         except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
             reply = self._failed(number, error)
-        self._call.reply(reply)
+        self._reply(reply)
+
+    def _reply(self, reply: Frame) -> None:
+        if not self._call.reply(reply):
+            self._call.reply(_instead_of_large(reply))
 
     def _settled(self, number: int, answer: Coroutine[Any, Any, Frame]) -> None:
         del self._open[number]
         # One that was cancelled before it began would be warned of.
         answer.close()
+
+    def _patience(self, request: OutboundRequest) -> float:
+        patience = self._call.remaining
+        if request.HasField("timeout"):
+            patience = min(patience, request.timeout.seconds + request.timeout.nanos / 1e9)
+        return max(patience, 0.0)
 
     def _failed(self, number: int, error: Exception) -> Frame:
         self._pipeline.counters.add("internal_errors")
@@ -118,6 +129,19 @@ class OutboundRequests:
         return refused(
             number, ReplyErrorCode.REPLY_ERROR_CODE_INTERNAL, "The sidecar failed; its log says more of this request."
         )
+
+
+def _instead_of_large(reply: Frame) -> Frame:
+    """The reply in place of one that the worker does not take."""
+    message = "The answer is over the largest frame that this worker takes; ask for less."
+    if not reply.reply.HasField("tool_outcome"):
+        return refused(reply.reply.request_id, _INVALID, message)
+    outcome = reply.reply.tool_outcome
+    effects = outcome.failure.side_effects if outcome.HasField("failure") else POSSIBLE
+    instead = Frame()
+    instead.reply.request_id = reply.reply.request_id
+    instead.reply.tool_outcome.failure.CopyFrom(failure(FailureKind.FAILURE_KIND_RESULT_TOO_LARGE, message, effects))
+    return instead
 
 
 def harmless(request: OutboundRequest) -> bool:

@@ -18,6 +18,7 @@ from sidecar.calls.context import invocation
 from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
+from sidecar.calls.nesting import Nesting
 from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
 from sidecar.calls.ports import (
     Assignment,
@@ -83,7 +84,8 @@ class Pipeline:
         """Who keeps a record of calls; `None`: nobody."""
         self.suppliers: dict[str, Supplier] = {}
         """Who puts in what tools declare: under `wants` and under `needs`."""
-        self.responders: dict[str, Responder] = {}
+        nesting = Nesting(self)
+        self.responders: dict[str, Responder] = {"tools_call": nesting.call, "tools_has": nesting.has}
         """Who answers what running tools ask, by the name of the request."""
         self.placer: Placer | None = None
         """Who moves large results; `None`: nobody, and they are refused."""
@@ -92,11 +94,16 @@ class Pipeline:
         self._catalogue = catalogue
         self._policy = policy
 
-    def start(self, start: Start, caller: Caller, sink: Sink) -> Call:
-        """Starts a call. It may be done on return; its `Started` and outcome go to the sink in any case."""
+    def start(self, start: Start, caller: Caller, sink: Sink, parent: Call | None = None) -> Call:
+        """Starts a call, of a caller or of the tool of another. It may be done on return.
+
+        Its `Started` and outcome go to the sink in any case.
+        """
         now = self.loop.time()
         tool_call_id = start.tool_call_id
-        call = Call(self, caller, sink, tool_call_id if tool_call_id and usable_id(tool_call_id) else "", now)
+        if not tool_call_id or (parent is None and not usable_id(tool_call_id)):
+            tool_call_id = ""
+        call = Call(self, caller, sink, tool_call_id, now, parent)
         if self.tracer is not None:
             call.span = self.tracer.begin(start.trace)
         self._enter(call)
@@ -168,6 +175,16 @@ class Pipeline:
         if invocation is not None:
             self._fit(call, tool, parse(invocation.invoke.arguments), self.loop.time())
 
+    def lets_run(self, call: Call, tool: str) -> bool:
+        """Whether there is a tool of this name that policy lets this call's caller run for its subject."""
+        if call.scope is None or tool not in self._catalogue.snapshot.tools:
+            return False
+        try:
+            self._check_policy(call.caller.principal, call.scope, tool)
+        except Refusal:
+            return False
+        return True
+
     def placed(self, call: Call, tool: Tool, assignment: Assignment) -> None:
         """An instance was found for a call of a tool that declares something."""
         for declared in tool.declares:
@@ -194,8 +211,11 @@ class Pipeline:
 
     def _admit(self, call: Call, start: Start, now: float) -> None:
         """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
-        caller, audit = call.caller, self.audit
-        if self.draining or caller.in_flight > self.limits.in_flight_per_stream or caller.congested:
+        caller, audit, parent = call.caller, self.audit, call.parent
+        # While the sidecar drains, running calls finish with all that belongs to them.
+        if parent is None and (
+            self.draining or caller.in_flight > self.limits.in_flight_per_stream or caller.congested
+        ):
             raise self._no_room(caller)
         if audit is not None and audit.refuses:
             raise _unaudited()
@@ -203,8 +223,14 @@ class Pipeline:
         if audit is not None and audit.keeps_arguments:
             call.arguments = arguments
         principal = caller.principal
-        call.scope = scope = scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
+        call.scope = scope = (
+            scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
+            if parent is None or parent.scope is None
+            else parent.scope
+        )
         name = call.tool_name
+        if parent is not None:
+            _look_for_cycle(call, name, arguments)
         tool = self._catalogue.snapshot.tools.get(name)
         expected = self._catalogue.expected(name) if tool is None else None
         if tool is None and expected is None:
@@ -243,7 +269,7 @@ class Pipeline:
 
     def _provide(self, call: Call, tool: Tool) -> asyncio.Task[None] | None:
         """Gates 7 to 9. `None`: they are passed; else they are once the task is done, which ends with the call."""
-        if not call.admitted and call.scope is not None:
+        if not call.admitted and call.scope is not None and call.parent is None:
             self.admission.enter(call.scope.owner)
             call.admitted = True
         if tool.unsupported is not None:
@@ -323,6 +349,17 @@ async def _finish_supplying(
         more = supplier.supply(call, tool)
         if more is not None:
             await more
+
+
+def _look_for_cycle(call: Call, tool: str, arguments: bytes) -> None:
+    for outer in call.ancestors():
+        running = outer.invocation
+        if outer.tool_name == tool and running is not None and running.invoke.arguments == arguments:
+            raise Refusal(
+                FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
+                f"{tool} already runs with the same arguments further out, and would never come to an end; call it "
+                "with others.",
+            )
 
 
 def _close(supplying: Coroutine[Any, Any, None], _task: asyncio.Task[None]) -> None:

@@ -73,6 +73,10 @@ class Assignment(Protocol):
         """Sends a frame of the call to the tool. False: it is over the worker's largest and was not sent."""
         ...
 
+    def report(self, frame: Frame) -> None:
+        """Sends the tool progress of a call that it made, which may give way to newer."""
+        ...
+
     def cancel(self, reason: "CancelReason.ValueType") -> None:
         """Asks the tool to stop."""
         ...

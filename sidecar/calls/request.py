@@ -33,7 +33,7 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Ide
         raise Refusal(FailureKind.FAILURE_KIND_UNKNOWN_TOOL, "No tool was named; ListTools says which there are.")
     if start.detachable or start.hops or _has(start, "resume") or _has(start, "on_behalf_of"):
         _refuse_what_is_not_done(start, process)
-    if _has(start, "tool_call_id") and not usable_id(start.tool_call_id):
+    if _has(start, "tool_call_id") and not usable_id(start.tool_call_id) and call.parent is None:
         raise Refusal(_INVALID, "tool_call_id must have 1 to 256 bytes; leave it out to have one made.")
     if _has(start, "run_id"):
         call.run_id = _identifier("run_id", start.run_id)

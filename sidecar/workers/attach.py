@@ -196,7 +196,9 @@ class AttachSession:
         if hello.HasField("max_frame_bytes"):
             self._stream.outbox.limit_frames(hello.max_frame_bytes)
         tools, turned_away = self._admitted(hello.tools, workers)
-        instance = self._instance = Instance(workers, self._stream, holder, concurrency, earlier)
+        instance = self._instance = Instance(
+            workers, self._stream, holder, concurrency, self._limits.nested_headroom, earlier
+        )
         self._running = instance.running
         self.handlers = self._handlers_once_welcome
         workers.attach(instance, tools, again=earlier is not None)

@@ -36,7 +36,7 @@ _ACTIVE = InstanceState.ACTIVE
 class Assignment(Lane):
     """One call on one instance: a slot, and the lane of the frames that go to the tool."""
 
-    __slots__ = ("_instance", "assigned", "limited")
+    __slots__ = ("_instance", "assigned", "limited", "nested")
 
     def __init__(self, instance: "Instance", number: int, assigned: Call, limited: str | None) -> None:
         Lane.__init__(self, instance.stream.outbox, number)
@@ -45,6 +45,8 @@ class Assignment(Lane):
         """The call; `None` once it was given up while the tool still runs."""
         self.limited = limited
         """The name of its tool, if an instance runs but so many calls of that."""
+        self.nested = assigned.parent is not None
+        """Whether it takes a slot of those for calls that other calls wait for."""
 
     @property
     def instance_id(self) -> str:
@@ -85,6 +87,7 @@ class Instance:
         stream: FrameStream,
         holder: str,
         concurrency: int,
+        headroom: int,
         earlier: "Instance | None" = None,
     ) -> None:
         self.holder = holder
@@ -95,11 +98,14 @@ class Instance:
         self.workers = workers
         self.stream = stream
         self.concurrency = concurrency
+        self.headroom = headroom
         self.state = InstanceState.ACTIVE
         self.tools: dict[str, bytes] = {}
         """Digest of each tool's version, by name."""
         self.running: dict[int, Assignment] = {}
         """Taken slots by call id, leaked ones too."""
+        self.nested = 0
+        """How many of them are in the headroom for calls that other calls wait for."""
         self.leaked = 0
         self.drain_timer: asyncio.TimerHandle | None = None
         """When a draining instance is given up."""
@@ -112,12 +118,13 @@ class Instance:
         """Whether this is the secret to come back with. Takes the same time for each wrong one."""
         return hmac.compare_digest(self._secret_bytes, secret.encode())
 
-    def can_take(self, tool: Tool) -> bool:
-        """Whether it has a free slot for a call of the tool."""
+    def can_take(self, tool: Tool, *, nested: bool = False) -> bool:
+        """Whether it has a free slot for a call of the tool; `nested`: which another call waits for."""
         outbox = self.stream.outbox
+        taken = self.nested
         if (
             self.state is not _ACTIVE
-            or len(self.running) >= self.concurrency
+            or (taken >= self.headroom if nested else len(self.running) - taken >= self.concurrency)
             or self.tools.get(tool.name) != tool.digest
             or outbox.undelivered_bytes > outbox.soft
         ):
@@ -133,7 +140,18 @@ class Instance:
             limited = tool.name
             self._running_by_tool[limited] = self._running_by_tool.get(limited, 0) + 1
         assignment = self.running[number] = Assignment(self, number, call, limited)
+        if assignment.nested:
+            self.nested += 1
         return assignment
+
+    def in_the_way(self, tool: Tool) -> list[Call | None]:
+        """The calls that hold the slots which a nested call of the tool could have; `None`: one that was given up."""
+        headroom_is_full = self.nested >= self.headroom
+        return [
+            assignment.assigned
+            for assignment in self.running.values()
+            if (assignment.nested if headroom_is_full else assignment.limited == tool.name)
+        ]
 
     def free(self, assignment: Assignment) -> None:
         """Frees a slot, and lets the next waiting call have it."""
@@ -141,6 +159,8 @@ class Instance:
             return
         if assignment.assigned is None:
             self.leaked -= 1
+        if assignment.nested:
+            self.nested -= 1
         if assignment.limited is not None:
             self._running_by_tool[assignment.limited] -= 1
         if not self.running:
@@ -162,6 +182,7 @@ class Instance:
         running = list(self.running.values())
         # The stream's session looks calls up here: what still comes of them is late.
         self.running.clear()
+        self.nested = 0
         self._tell_idle()
         return running
 

@@ -19,6 +19,8 @@ class WorkerLimits:
     """How long a draining instance has."""
     concurrency: int = 64
     """Calls at once of an instance that does not say."""
+    nested_headroom: int = 64
+    """Calls at once of an instance, beside those, that other calls have made and wait for."""
     most_concurrency: int = 65_536
     """What an instance may say at most."""
     most_tools: int = 1_024

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -18,6 +19,18 @@ from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.queue import FairQueue
 
 _RETRY_AFTER = 1.0
+
+
+class _Line(NamedTuple):
+    """A line that calls wait in."""
+
+    tool: str
+    nested: bool
+    """Whether they are calls that other calls wait for, which have slots of their own."""
+
+
+def _line(call: Call) -> _Line:
+    return _Line(call.tool_name, call.parent is not None)
 
 
 class WorkerSet:
@@ -42,9 +55,9 @@ class WorkerSet:
         self._limits = limits
         self._call_limits = call_limits
         self._on_change = on_change
-        self._waiting: dict[str, FairQueue] = {}
-        """Calls that wait, by tool. No queue in here is empty."""
-        self._serving: set[str] = set()
+        self._waiting: dict[_Line, FairQueue] = {}
+        """Calls that wait, by tool and whether other calls wait for them. No queue in here is empty."""
+        self._serving: set[_Line] = set()
         self._quarantined: set[str] = set()
         self._unlisting: dict[str, asyncio.TimerHandle] = {}
 
@@ -81,24 +94,29 @@ class WorkerSet:
     def place(self, call: Call, now: float) -> None:
         """Gives the call an instance, now or when one is free.
 
-        :raises Refusal: as OVERLOADED if too many wait already.
+        :raises Refusal: as OVERLOADED if too many wait already, or if it could only wait for calls that wait for it.
         """
         tool = call.tool
-        if tool is not None and tool.name not in self._waiting:
-            instance = self._choose(tool)
+        nested = call.parent is not None
+        if tool is not None and (not self._waiting or (tool.name, nested) not in self._waiting):
+            instance = self._choose(tool, nested=nested)
             if instance is not None:
                 call.placed(instance.assign(call, tool), now)
                 return
+        if nested and tool is not None:
+            self._look_for_deadlock(call, tool)
         self._make_room(call)
         self.counters.add("waits")
-        self._waiting.setdefault(call.tool_name, FairQueue()).push(call)
-        self._serve(call.tool_name)
+        line = _line(call)
+        self._waiting.setdefault(line, FairQueue()).push(call)
+        self._serve(line)
 
     def withdraw(self, call: Call) -> None:
         """Takes back a call that waits, if it does."""
-        queue = self._waiting.get(call.tool_name)
+        line = _line(call)
+        queue = self._waiting.get(line)
         if queue is not None and queue.remove(call):
-            self._drop_if_empty(call.tool_name, queue)
+            self._drop_if_empty(line, queue)
 
     def slot_freed(self) -> None:
         """A slot became free, or an instance can be written to again."""
@@ -107,30 +125,30 @@ class WorkerSet:
 
     def serve(self) -> None:
         """Gives waiting calls what has become free, or the newer version of their tool. Tools take turns."""
-        for name in tuple(self._waiting):
-            self._serve(name)
+        for line in tuple(self._waiting):
+            self._serve(line)
 
-    def _serve(self, name: str) -> None:
-        """Serves the calls that wait for one tool, up to the first that still has to."""
-        if name in self._serving:
+    def _serve(self, line: "_Line") -> None:
+        """Serves the calls that wait in one line, up to the first that still has to."""
+        if line in self._serving:
             # A call that is served came back to wait; the walk under way meets it again.
             return
-        self._serving.add(name)
+        self._serving.add(line)
         try:
-            while (queue := self._waiting.get(name)) is not None:
+            while (queue := self._waiting.get(line)) is not None:
                 tool = queue.first().tool
-                current = self.tools.get(name)
-                instance = self._choose(current) if current is not None else None
+                current = self.tools.get(line.tool)
+                instance = self._choose(current, nested=line.nested) if current is not None else None
                 if current is None or (tool is current and instance is None):
                     return
                 call = queue.pop()
-                self._drop_if_empty(name, queue)
+                self._drop_if_empty(line, queue)
                 if tool is not current:
                     call.resolve_again()
                 elif instance is not None:
                     call.placed(instance.assign(call, current), asyncio.get_running_loop().time())
         finally:
-            self._serving.discard(name)
+            self._serving.discard(line)
 
     def _make_room(self, call: Call) -> None:
         """Sees to it that a call may wait: when all places are taken, the tool with the most waiting calls gives one.
@@ -141,7 +159,7 @@ class WorkerSet:
         if self.waiting < most:
             return
         largest = max(self._waiting.values(), key=len)
-        mine = self._waiting.get(call.tool_name)
+        mine = self._waiting.get(_line(call))
         refusal = Refusal(
             FailureKind.FAILURE_KIND_OVERLOADED,
             f"{most:,} calls wait for this tool's worker, which is the most; try again later.",
@@ -152,9 +170,23 @@ class WorkerSet:
             raise refusal
         largest.pop_newest().refused(refusal.failure)
 
-    def _drop_if_empty(self, name: str, queue: FairQueue) -> None:
-        if not queue and self._waiting.get(name) is queue:
-            del self._waiting[name]
+    def _look_for_deadlock(self, call: Call, tool: Tool) -> None:
+        """Sees to it that a nested call does not wait for slots that are all its own ancestors'.
+
+        :raises Refusal: as OVERLOADED if it would.
+        """
+        ancestors = set(call.ancestors())
+        bringing = [instance for instance in self.instances.values() if instance.tools.get(tool.name) == tool.digest]
+        if bringing and all(ancestors.issuperset(instance.in_the_way(tool) or (None,)) for instance in bringing):
+            raise Refusal(
+                FailureKind.FAILURE_KIND_OVERLOADED,
+                f"Every slot that could run {tool.name} is held by the calls that wait for it; let it run more calls "
+                "at once, or nest less.",
+            )
+
+    def _drop_if_empty(self, line: "_Line", queue: FairQueue) -> None:
+        if not queue and self._waiting.get(line) is queue:
+            del self._waiting[line]
 
     # --- instances come and go
 
@@ -284,12 +316,12 @@ class WorkerSet:
 
     # --- parts of the above
 
-    def _choose(self, tool: Tool) -> Instance | None:
+    def _choose(self, tool: Tool, *, nested: bool) -> Instance | None:
         """The least loaded instance that can take a call of the tool."""
         best: Instance | None = None
         best_load = 0.0
         for instance in self.instances.values():
-            if instance.can_take(tool):
+            if instance.can_take(tool, nested=nested):
                 load = len(instance.running) / instance.concurrency
                 if best is None or load < best_load:
                     best, best_load = instance, load

@@ -439,7 +439,13 @@ async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, obser
         scene = await scene_in(state, start_host)
         request = Frame(call=scene.on_worker)
         request.outbound_request.request_id = 1
-        await scene.worker.send(progress(scene.on_worker), request)
+        inner = Frame(call=scene.on_worker)
+        inner.outbound_request.request_id = 2
+        inner.outbound_request.tools_call.tool = "echo"
+        inner.outbound_request.tools_call.arguments = b'{"inner": true}'
+        await scene.worker.send(progress(scene.on_worker), request, inner)
+        await quiet()
+        await scene.worker.send(*(progress(invocation.call) for invocation in scene.worker.invoked))
         await quiet()
         scene.held.set()
         await asyncio.sleep(60)

@@ -63,7 +63,9 @@ async def test_every_fact_of_the_call_is_there(caller: pillion.Host, start_worke
     assert (context.cancelled, context.cancel_reason, context.resumed) == (False, None, None)
     assert context.teardown_scopes == frozenset()
     assert context.session_key(pillion.TeardownScope.RUN) is None
-    assert not any((context.has_credentials, context.has_artifacts, context.has_tools, context.has_bus))
+    assert not any((context.has_credentials, context.has_artifacts, context.has_bus))
+    assert context.has_tools
+    assert context.tools.remaining_depth == 8
     assert context.credential is None
     assert len(context.credentials) == 0
     assert context.wanted is None
@@ -102,8 +104,6 @@ ASKS: dict[str, Callable[[pillion.ToolContext], Awaitable[Any]]] = {
     "artifacts.get": lambda ctx: ctx.artifacts.get("art_x"),
     "artifacts.delete": lambda ctx: ctx.artifacts.delete("art_x"),
     "artifacts.list": lambda ctx: anext(aiter(ctx.artifacts.list())),
-    "tools.call": lambda ctx: ctx.tools.call("read", {"a": 1}, timeout=1),
-    "tools.has": lambda ctx: ctx.tools.has("read"),
     "caller.request": lambda ctx: ctx.caller.request("x/y", {"a": 1}),
     "caller.elicit": lambda ctx: ctx.caller.elicit("Sure?", {"type": "object"}),
     "caller.sample": lambda ctx: ctx.caller.sample([{"role": "user"}], max_tokens=9),

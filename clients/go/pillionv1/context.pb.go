@@ -1212,7 +1212,7 @@ type ToolContext struct {
 	// The id of this execution, minted by the sidecar; keys everything inside it. Always set.
 	ExecutionId string `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	// The caller's id for the call. Minted by the sidecar only if the caller sent none. Always set. Not trusted, not
-	// deduplicated. At most 256 bytes.
+	// deduplicated. At most 256 bytes; for a call that a tool made, that of the tool's call with `#inner-1` behind it, say.
 	ToolCallId string `protobuf:"bytes,2,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
 	// The caller's loop turn. 0: no loop. Set by the caller, not trusted.
 	Iteration uint32 `protobuf:"varint,3,opt,name=iteration,proto3" json:"iteration,omitempty"`

@@ -701,7 +701,7 @@ type Frame_Started struct {
 }
 
 type Frame_Progress struct {
-	// Worker to sidecar, sidecar to caller: a report.
+	// Worker to sidecar, sidecar to caller, sidecar to worker: a report.
 	Progress *Progress `protobuf:"bytes,22,opt,name=progress,proto3,oneof"`
 }
 

@@ -566,14 +566,18 @@ func (x *Cancel) GetReason() CancelReason {
 
 // A report of a running tool.
 //
-// Direction: worker to sidecar, sidecar to caller. Legal: while the call runs; later it is dropped and counted. Lossy:
+// Direction: worker to sidecar, sidecar to caller, and sidecar to worker of a call that the tool made with `tools_call`.
+// Legal: while the call runs; later it is dropped and counted. Lossy:
 // when the reader is slow the newest are kept, and the next frame's `coalesced` says how many were lost. Must follow:
 // nothing.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One JSON value as text, passed on unaltered. The person's line is its top-level text `message`. From the tool, not
 	// trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
-	Payload       []byte `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
+	Payload []byte `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
+	// The open `tools_call` of the receiving tool whose call reports. Set by the sidecar, to workers only. Unset: the call
+	// itself reports.
+	RequestId     *uint64 `protobuf:"varint,2,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -613,6 +617,13 @@ func (x *Progress) GetPayload() []byte {
 		return x.Payload
 	}
 	return nil
+}
+
+func (x *Progress) GetRequestId() uint64 {
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
+	}
+	return 0
 }
 
 // A log line of a worker, tied to the call it is sent on (0: to none).
@@ -1186,9 +1197,12 @@ const file_pillion_v1_worker_proto_rawDesc = "" +
 	"\acontext\x18\x02 \x01(\v2\x17.pillion.v1.ToolContextR\acontext\x12\x1c\n" +
 	"\targuments\x18\x03 \x01(\fR\targuments\":\n" +
 	"\x06Cancel\x120\n" +
-	"\x06reason\x18\x01 \x01(\x0e2\x18.pillion.v1.CancelReasonR\x06reason\"$\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x18.pillion.v1.CancelReasonR\x06reason\"W\n" +
 	"\bProgress\x12\x18\n" +
-	"\apayload\x18\x01 \x01(\fR\apayload\"\xbb\x01\n" +
+	"\apayload\x18\x01 \x01(\fR\apayload\x12\"\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\x04H\x00R\trequestId\x88\x01\x01B\r\n" +
+	"\v_request_id\"\xbb\x01\n" +
 	"\x03Log\x12*\n" +
 	"\x05level\x18\x01 \x01(\x0e2\x14.pillion.v1.LogLevelR\x05level\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x123\n" +
@@ -1312,6 +1326,7 @@ func file_pillion_v1_worker_proto_init() {
 	file_pillion_v1_context_proto_init()
 	file_pillion_v1_tool_proto_init()
 	file_pillion_v1_worker_proto_msgTypes[0].OneofWrappers = []any{}
+	file_pillion_v1_worker_proto_msgTypes[6].OneofWrappers = []any{}
 	file_pillion_v1_worker_proto_msgTypes[8].OneofWrappers = []any{}
 	file_pillion_v1_worker_proto_msgTypes[9].OneofWrappers = []any{}
 	file_pillion_v1_worker_proto_msgTypes[11].OneofWrappers = []any{}

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from pillion._failures import FailureKind
 from pillion._gen.pillion.v1.context_pb2 import ToolContext as ContextMessage
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
-from pillion._gen.pillion.v1.worker_pb2 import Invoke, LogLevel, RegisterTeardown
+from pillion._gen.pillion.v1.worker_pb2 import Invoke, LogLevel, Progress, RegisterTeardown
 from pillion._wire.outbox import Lane
 from pillion._worker.context import ToolContext
 from pillion._worker.port import Cleanup
@@ -96,6 +96,11 @@ class Execution:
         """An answer to one of its requests came."""
         if self._requests is not None:
             self._requests.replied(reply)
+
+    def reported(self, progress: Progress) -> None:
+        """A call that it made reports."""
+        if self._requests is not None:
+            self._requests.reported(progress.request_id, progress.payload)
 
     def delivered(self, frame: Frame) -> None:
         """Something came for one of its subscriptions."""
@@ -243,9 +248,14 @@ class Execution:
             frame.log.fields[_cut(name, _PATH_BYTES)] = _cut(value, _PATH_BYTES)
         self._lane.send(frame.SerializeToString())
 
-    async def ask(self, request: OutboundRequest, timeout: float | None = None) -> Reply:
+    async def ask(
+        self,
+        request: OutboundRequest,
+        timeout: float | None = None,
+        reported: Callable[[bytes], None] | None = None,
+    ) -> Reply:
         """The answer to a request."""
-        return await self._asking().ask(request, timeout)
+        return await self._asking().ask(request, timeout, reported)
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
         """Registers a cleanup."""

@@ -1,6 +1,6 @@
 """What a tool can ask of others: its caller, and other tools."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,20 +104,30 @@ class NestedTools:
         return reply.tool_available.available
 
     async def call(
-        self, tool: str, arguments: Mapping[str, Any] | bytes | None = None, *, timeout: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | bytes | None = None,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The value that another tool returned.
+        """The value that another tool returned. `on_progress` is told what it reports.
 
         :raises CallFailed: if it did not return.
         :raises ErrorResult: if it says that its result is an error.
         :raises RequestRefused: as for every request.
         """
-        return value_of(await self.outcome(tool, arguments, timeout=timeout))
+        return value_of(await self.outcome(tool, arguments, timeout=timeout, on_progress=on_progress))
 
     async def outcome(
-        self, tool: str, arguments: Mapping[str, Any] | bytes | None = None, *, timeout: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | bytes | None = None,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[Any], None] | None = None,
     ) -> Outcome:
-        """How a call of another tool ended, which is not raised.
+        """How a call of another tool ended, which is not raised. `on_progress` is told what it reports.
 
         :raises RequestRefused: as for every request.
         """
@@ -127,4 +137,5 @@ class NestedTools:
         request = OutboundRequest(tools_call=asked)
         if timeout is not None:
             set_seconds(request.timeout, timeout)
-        return read_outcome((await self._port.ask(request)).tool_outcome)
+        reported = None if on_progress is None else lambda payload: on_progress(_json.decode(payload))
+        return read_outcome((await self._port.ask(request, None, reported)).tool_outcome)

@@ -29,8 +29,13 @@ class Port(Protocol):
         """Sends a line of log, from any thread."""
         ...
 
-    async def ask(self, request: OutboundRequest, timeout: float | None = None) -> Reply:
-        """The answer to a request.
+    async def ask(
+        self,
+        request: OutboundRequest,
+        timeout: float | None = None,
+        reported: Callable[[bytes], None] | None = None,
+    ) -> Reply:
+        """The answer to a request. `reported` is told, on the loop, what a call reports that was asked for.
 
         :raises RequestRefused: if there is none, or it is an error.
         """

@@ -70,9 +70,14 @@ class Rehearsal:
         """Keeps a line."""
         self.logs.append((level, message, fields))
 
-    async def ask(self, request: OutboundRequest, timeout: float | None = None) -> Reply:
+    async def ask(
+        self,
+        request: OutboundRequest,
+        timeout: float | None = None,
+        reported: Callable[[bytes], None] | None = None,
+    ) -> Reply:
         """Answers as the test says; by default as a sidecar that does nothing of the kind."""
-        del timeout
+        del timeout, reported
         self.requests.append(request)
         if self._answers is None:
             asked = request.WhichOneof("request") or "this"

@@ -1,6 +1,7 @@
 """The requests of one running call: what was asked, what was answered, and what was subscribed to."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ from pillion._gen.pillion.v1.bus_pb2 import Delivery
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply
 from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
+
+_log = logging.getLogger("pillion.worker")
 
 MOST_OPEN = 1_024
 _DELIVERIES_KEPT = 1_024
@@ -56,18 +59,24 @@ class Deliveries:
 class Requests:
     """The open requests of one call. For the event loop's thread alone."""
 
-    __slots__ = ("_closed", "_last", "_open", "_send", "_subscriptions")
+    __slots__ = ("_closed", "_last", "_listeners", "_open", "_send", "_subscriptions")
 
     def __init__(self, send: Callable[[Frame], bool]) -> None:
         """`send` queues a frame of the call, and answers whether it is of a size that can be sent."""
         self._send = send
         self._open: dict[int, asyncio.Future[Reply]] = {}
+        self._listeners: dict[int, Callable[[bytes], None]] = {}
         self._subscriptions: dict[str, Deliveries] = {}
         self._last = 0
         self._closed = False
 
-    async def ask(self, request: OutboundRequest | RegisterTeardown, timeout: float | None) -> Reply:
-        """The answer to a request.
+    async def ask(
+        self,
+        request: OutboundRequest | RegisterTeardown,
+        timeout: float | None,
+        reported: Callable[[bytes], None] | None = None,
+    ) -> Reply:
+        """The answer to a request. `reported` is told what a call reports that was asked for.
 
         :raises RequestRefused: if there is none, or it is an error.
         """
@@ -83,7 +92,10 @@ class Requests:
         else:
             frame.register_teardown.CopyFrom(request)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._open[request.request_id] = answer
+        number = request.request_id
+        self._open[number] = answer
+        if reported is not None:
+            self._listeners[number] = reported
         try:
             if not self._send(frame):
                 raise _refusals.RequestInvalid(code.INVALID, "The request is over the largest frame.")
@@ -92,7 +104,8 @@ class Requests:
         except TimeoutError:
             raise _refusals.RequestTimedOut(code.CANCELLED, f"No answer came within {timeout:g} s.") from None
         finally:
-            self._open.pop(request.request_id, None)
+            self._open.pop(number, None)
+            self._listeners.pop(number, None)
         if reply.WhichOneof("answer") is None or reply.HasField("error"):
             raise _refusals.refused(reply.error)
         return reply
@@ -107,6 +120,15 @@ class Requests:
             kept = Reply()
             kept.CopyFrom(reply)
             answer.set_result(kept)
+
+    def reported(self, request_id: int, payload: bytes) -> None:
+        """A call that was asked for reports. What the listener raises is logged, and disturbs nothing."""
+        listener = self._listeners.get(request_id)
+        if listener is not None:
+            try:
+                listener(payload)
+            except Exception:  # noqa: BLE001  # whatever it is, other calls are read on
+                _log.exception("what listens to the progress of a call failed")
 
     def delivered(self, delivery: Delivery) -> None:
         """Something came for a subscription. For one that is not open it is dropped."""

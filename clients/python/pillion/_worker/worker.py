@@ -30,6 +30,8 @@ _log = logging.getLogger("pillion.worker")
 
 _SDK = "pillion-python 0.1.0"
 _CANCEL_GRACE = 2.0
+_NESTED = 64
+"""How many calls beside its concurrency a sidecar gives it by default, for other calls that wait for them."""
 _HOPELESS = frozenset(
     (
         grpc.StatusCode.UNAUTHENTICATED,
@@ -66,6 +68,8 @@ class Worker:
     ) -> None:
         """`concurrency` is how many calls run at once, `threads` how many plain tools among them (by default all).
 
+        Beside them it is given calls that other calls have made, so that those do not wait for a slot in vain.
+
         The worker's token is `token`, or in `token_file`. By TCP off loopback it takes certificates, `tls`, as well.
         Files are read again for each stream.
 
@@ -97,7 +101,7 @@ class Worker:
         self._concurrency = concurrency
         self._drain_seconds = drain
         self._secret = ""
-        self._threads = Threads(threads or concurrency)
+        self._threads = Threads(threads or concurrency + _NESTED)
         self._cleanups = Cleanups(self._threads)
         self._stream: FrameStream | None = None
         self._running: dict[int, Execution] = {}
@@ -117,6 +121,7 @@ class Worker:
             "invoke": self._invoke,
             "cancel": self._cancel,
             "reply": self._reply,
+            "progress": self._reported,
             "delivery": self._delivery,
             "run_teardown": self._run_teardown,
             "release": self._release,
@@ -345,6 +350,11 @@ class Worker:
         execution = self._running.get(frame.call)
         if execution is not None:
             execution.replied(frame.reply)
+
+    def _reported(self, frame: Frame) -> None:
+        execution = self._running.get(frame.call)
+        if execution is not None:
+            execution.reported(frame.progress)
 
     def _delivery(self, frame: Frame) -> None:
         execution = self._running.get(frame.call)

@@ -584,7 +584,7 @@ pub struct ToolContext {
     #[prost(string, tag="1")]
     pub execution_id: ::prost::alloc::string::String,
     /// The caller's id for the call. Minted by the sidecar only if the caller sent none. Always set. Not trusted, not
-    /// deduplicated. At most 256 bytes.
+    /// deduplicated. At most 256 bytes; for a call that a tool made, that of the tool's call with `#inner-1` behind it, say.
     #[prost(string, tag="2")]
     pub tool_call_id: ::prost::alloc::string::String,
     /// The caller's loop turn. 0: no loop. Set by the caller, not trusted.
@@ -3031,7 +3031,8 @@ pub struct Cancel {
 }
 /// A report of a running tool.
 ///
-/// Direction: worker to sidecar, sidecar to caller. Legal: while the call runs; later it is dropped and counted. Lossy:
+/// Direction: worker to sidecar, sidecar to caller, and sidecar to worker of a call that the tool made with `tools_call`.
+/// Legal: while the call runs; later it is dropped and counted. Lossy:
 /// when the reader is slow the newest are kept, and the next frame's `coalesced` says how many were lost. Must follow:
 /// nothing.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3040,6 +3041,10 @@ pub struct Progress {
     /// trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
     #[prost(bytes="bytes", tag="1")]
     pub payload: ::prost::bytes::Bytes,
+    /// The open `tools_call` of the receiving tool whose call reports. Set by the sidecar, to workers only. Unset: the call
+    /// itself reports.
+    #[prost(uint64, optional, tag="2")]
+    pub request_id: ::core::option::Option<u64>,
 }
 /// A log line of a worker, tied to the call it is sent on (0: to none).
 ///
@@ -3294,7 +3299,7 @@ pub mod frame {
         /// Sidecar to caller: the call's first frame.
         #[prost(message, tag="21")]
         Started(super::Started),
-        /// Worker to sidecar, sidecar to caller: a report.
+        /// Worker to sidecar, sidecar to caller, sidecar to worker: a report.
         #[prost(message, tag="22")]
         Progress(super::Progress),
         /// Sidecar to caller: a teardown stands.

@@ -752,7 +752,7 @@ class ToolContext(_message.Message):
     """The id of this execution, minted by the sidecar; keys everything inside it. Always set."""
     tool_call_id: _builtins.str
     """The caller's id for the call. Minted by the sidecar only if the caller sent none. Always set. Not trusted, not
-    deduplicated. At most 256 bytes.
+    deduplicated. At most 256 bytes; for a call that a tool made, that of the tool's call with `#inner-1` behind it, say.
     """
     iteration: _builtins.int
     """The caller's loop turn. 0: no loop. Set by the caller, not trusted."""

@@ -224,7 +224,7 @@ class Frame(_message.Message):
 
     @_builtins.property
     def progress(self) -> _worker_pb2.Progress:
-        """Worker to sidecar, sidecar to caller: a report."""
+        """Worker to sidecar, sidecar to caller, sidecar to worker: a report."""
 
     @_builtins.property
     def teardown_registered(self) -> _call_pb2.TeardownRegistered:

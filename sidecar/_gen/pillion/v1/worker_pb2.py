@@ -28,7 +28,7 @@ from . import context_pb2 as pillion_dot_v1_dot_context__pb2
 from . import tool_pb2 as pillion_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pillion/v1/worker.proto\x12\npillion.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15pillion/v1/call.proto\x1a\x18pillion/v1/context.proto\x1a\x15pillion/v1/tool.proto\"\xe3\x02\n\x0bWorkerHello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12&\n\x08reattach\x18\x03 \x01(\x0b\x32\x14.pillion.v1.Reattach\x12\x10\n\x03sdk\x18\x04 \x01(\tH\x00\x88\x01\x01\x12,\n\x07minimum\x18\x05 \x01(\x0b\x32\x1b.pillion.v1.ProtocolVersion\x12,\n\x07maximum\x18\x06 \x01(\x0b\x32\x1b.pillion.v1.ProtocolVersion\x12)\n\x05tools\x18\x07 \x03(\x0b\x32\x1a.pillion.v1.ToolDescriptor\x12\x18\n\x0b\x63oncurrency\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\t\x12\x1c\n\x0fmax_frame_bytes\x18\n \x01(\x04H\x02\x88\x01\x01\x42\x06\n\x04_sdkB\x0e\n\x0c_concurrencyB\x12\n\x10_max_frame_bytes\"F\n\x08Reattach\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x15\n\rregistrations\x18\x03 \x03(\t\"+\n\x0bRefusedTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xad\x02\n\x07Welcome\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x17\n\x0freattach_secret\x18\x02 \x01(\t\x12\"\n\x06limits\x18\x03 \x01(\x0b\x32\x12.pillion.v1.Limits\x12,\n\x07version\x18\x04 \x01(\x0b\x32\x1b.pillion.v1.ProtocolVersion\x12(\n\x07refused\x18\x05 \x03(\x0b\x32\x17.pillion.v1.RefusedTool\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x30\n\rping_interval\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freattach_window\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\x06Invoke\x12\x0c\n\x04tool\x18\x01 \x01(\t\x12(\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x17.pillion.v1.ToolContext\x12\x11\n\targuments\x18\x03 \x01(\x0c\"2\n\x06\x43\x61ncel\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.pillion.v1.CancelReason\"\x1b\n\x08Progress\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\x97\x01\n\x03Log\x12#\n\x05level\x18\x01 \x01(\x0e\x32\x14.pillion.v1.LogLevel\x12\x0f\n\x07message\x18\x02 \x01(\t\x12+\n\x06\x66ields\x18\x03 \x03(\x0b\x32\x1b.pillion.v1.Log.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x0b\x43leanupCall\x12\x0c\n\x04tool\x18\x01 \x01(\t\x12\x16\n\targuments\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_arguments\"\xb9\x01\n\x10RegisterTeardown\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x05scope\x18\x02 \x01(\x0e\x32\x19.pillion.v1.TeardownScope\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05label\x18\x04 \x01(\tH\x01\x88\x01\x01\x12-\n\x0c\x63leanup_call\x18\x05 \x01(\x0b\x32\x17.pillion.v1.CleanupCallB\x07\n\x05_nameB\x08\n\x06_label\"~\n\x0bRunTeardown\x12\x17\n\x0fregistration_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.pillion.v1.TeardownReason\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"E\n\x0cTeardownDone\x12\x17\n\x0fregistration_id\x18\x01 \x01(\t\x12\x12\n\x05\x65rror\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"\"\n\x07Release\x12\x17\n\x0fregistration_id\x18\x01 \x01(\t\"1\n\x05\x44rain\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"9\n\x0cToolsChanged\x12)\n\x05tools\x18\x01 \x03(\x0b\x32\x1a.pillion.v1.ToolDescriptor\")\n\x07Goodbye\x12\x13\n\x06reason\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_reason*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04\x42@Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pillion/v1/worker.proto\x12\npillion.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15pillion/v1/call.proto\x1a\x18pillion/v1/context.proto\x1a\x15pillion/v1/tool.proto\"\xe3\x02\n\x0bWorkerHello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12&\n\x08reattach\x18\x03 \x01(\x0b\x32\x14.pillion.v1.Reattach\x12\x10\n\x03sdk\x18\x04 \x01(\tH\x00\x88\x01\x01\x12,\n\x07minimum\x18\x05 \x01(\x0b\x32\x1b.pillion.v1.ProtocolVersion\x12,\n\x07maximum\x18\x06 \x01(\x0b\x32\x1b.pillion.v1.ProtocolVersion\x12)\n\x05tools\x18\x07 \x03(\x0b\x32\x1a.pillion.v1.ToolDescriptor\x12\x18\n\x0b\x63oncurrency\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x66\x65\x61tures\x18\t \x03(\t\x12\x1c\n\x0fmax_frame_bytes\x18\n \x01(\x04H\x02\x88\x01\x01\x42\x06\n\x04_sdkB\x0e\n\x0c_concurrencyB\x12\n\x10_max_frame_bytes\"F\n\x08Reattach\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x15\n\rregistrations\x18\x03 \x03(\t\"+\n\x0bRefusedTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xad\x02\n\x07Welcome\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x17\n\x0freattach_secret\x18\x02 \x01(\t\x12\"\n\x06limits\x18\x03 \x01(\x0b\x32\x12.pillion.v1.Limits\x12,\n\x07version\x18\x04 \x01(\x0b\x32\x1b.pillion.v1.ProtocolVersion\x12(\n\x07refused\x18\x05 \x03(\x0b\x32\x17.pillion.v1.RefusedTool\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x30\n\rping_interval\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freattach_window\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\x06Invoke\x12\x0c\n\x04tool\x18\x01 \x01(\t\x12(\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x17.pillion.v1.ToolContext\x12\x11\n\targuments\x18\x03 \x01(\x0c\"2\n\x06\x43\x61ncel\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.pillion.v1.CancelReason\"C\n\x08Progress\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x17\n\nrequest_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_request_id\"\x97\x01\n\x03Log\x12#\n\x05level\x18\x01 \x01(\x0e\x32\x14.pillion.v1.LogLevel\x12\x0f\n\x07message\x18\x02 \x01(\t\x12+\n\x06\x66ields\x18\x03 \x03(\x0b\x32\x1b.pillion.v1.Log.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\x0b\x43leanupCall\x12\x0c\n\x04tool\x18\x01 \x01(\t\x12\x16\n\targuments\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_arguments\"\xb9\x01\n\x10RegisterTeardown\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x05scope\x18\x02 \x01(\x0e\x32\x19.pillion.v1.TeardownScope\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05label\x18\x04 \x01(\tH\x01\x88\x01\x01\x12-\n\x0c\x63leanup_call\x18\x05 \x01(\x0b\x32\x17.pillion.v1.CleanupCallB\x07\n\x05_nameB\x08\n\x06_label\"~\n\x0bRunTeardown\x12\x17\n\x0fregistration_id\x18\x01 \x01(\t\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.pillion.v1.TeardownReason\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"E\n\x0cTeardownDone\x12\x17\n\x0fregistration_id\x18\x01 \x01(\t\x12\x12\n\x05\x65rror\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"\"\n\x07Release\x12\x17\n\x0fregistration_id\x18\x01 \x01(\t\"1\n\x05\x44rain\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"9\n\x0cToolsChanged\x12)\n\x05tools\x18\x01 \x03(\x0b\x32\x1a.pillion.v1.ToolDescriptor\")\n\x07Goodbye\x12\x13\n\x06reason\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_reason*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04\x42@Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1'
   _globals['_LOG_FIELDSENTRY']._loaded_options = None
   _globals['_LOG_FIELDSENTRY']._serialized_options = b'8\001'
-  _globals['_LOGLEVEL']._serialized_start=1885
-  _globals['_LOGLEVEL']._serialized_end=2007
+  _globals['_LOGLEVEL']._serialized_start=1925
+  _globals['_LOGLEVEL']._serialized_end=2047
   _globals['_WORKERHELLO']._serialized_start=144
   _globals['_WORKERHELLO']._serialized_end=499
   _globals['_REATTACH']._serialized_start=501
@@ -53,25 +53,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=1007
   _globals['_CANCEL']._serialized_end=1057
   _globals['_PROGRESS']._serialized_start=1059
-  _globals['_PROGRESS']._serialized_end=1086
-  _globals['_LOG']._serialized_start=1089
-  _globals['_LOG']._serialized_end=1240
-  _globals['_LOG_FIELDSENTRY']._serialized_start=1195
-  _globals['_LOG_FIELDSENTRY']._serialized_end=1240
-  _globals['_CLEANUPCALL']._serialized_start=1242
-  _globals['_CLEANUPCALL']._serialized_end=1307
-  _globals['_REGISTERTEARDOWN']._serialized_start=1310
-  _globals['_REGISTERTEARDOWN']._serialized_end=1495
-  _globals['_RUNTEARDOWN']._serialized_start=1497
-  _globals['_RUNTEARDOWN']._serialized_end=1623
-  _globals['_TEARDOWNDONE']._serialized_start=1625
-  _globals['_TEARDOWNDONE']._serialized_end=1694
-  _globals['_RELEASE']._serialized_start=1696
-  _globals['_RELEASE']._serialized_end=1730
-  _globals['_DRAIN']._serialized_start=1732
-  _globals['_DRAIN']._serialized_end=1781
-  _globals['_TOOLSCHANGED']._serialized_start=1783
-  _globals['_TOOLSCHANGED']._serialized_end=1840
-  _globals['_GOODBYE']._serialized_start=1842
-  _globals['_GOODBYE']._serialized_end=1883
+  _globals['_PROGRESS']._serialized_end=1126
+  _globals['_LOG']._serialized_start=1129
+  _globals['_LOG']._serialized_end=1280
+  _globals['_LOG_FIELDSENTRY']._serialized_start=1235
+  _globals['_LOG_FIELDSENTRY']._serialized_end=1280
+  _globals['_CLEANUPCALL']._serialized_start=1282
+  _globals['_CLEANUPCALL']._serialized_end=1347
+  _globals['_REGISTERTEARDOWN']._serialized_start=1350
+  _globals['_REGISTERTEARDOWN']._serialized_end=1535
+  _globals['_RUNTEARDOWN']._serialized_start=1537
+  _globals['_RUNTEARDOWN']._serialized_end=1663
+  _globals['_TEARDOWNDONE']._serialized_start=1665
+  _globals['_TEARDOWNDONE']._serialized_end=1734
+  _globals['_RELEASE']._serialized_start=1736
+  _globals['_RELEASE']._serialized_end=1770
+  _globals['_DRAIN']._serialized_start=1772
+  _globals['_DRAIN']._serialized_end=1821
+  _globals['_TOOLSCHANGED']._serialized_start=1823
+  _globals['_TOOLSCHANGED']._serialized_end=1880
+  _globals['_GOODBYE']._serialized_start=1882
+  _globals['_GOODBYE']._serialized_end=1923
 # @@protoc_insertion_point(module_scope)

@@ -329,7 +329,8 @@ Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 class Progress(_message.Message):
     """A report of a running tool.
 
-    Direction: worker to sidecar, sidecar to caller. Legal: while the call runs; later it is dropped and counted. Lossy:
+    Direction: worker to sidecar, sidecar to caller, and sidecar to worker of a call that the tool made with `tools_call`.
+    Legal: while the call runs; later it is dropped and counted. Lossy:
     when the reader is slow the newest are kept, and the next frame's `coalesced` says how many were lost. Must follow:
     nothing.
     """
@@ -337,20 +338,28 @@ class Progress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """One JSON value as text, passed on unaltered. The person's line is its top-level text `message`. From the tool, not
     trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
+    """
+    request_id: _builtins.int
+    """The open `tools_call` of the receiving tool whose call reports. Set by the sidecar, to workers only. Unset: the call
+    itself reports.
     """
     def __init__(
         self,
         *,
         payload: _builtins.bytes = ...,
+        request_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "request_id", b"request_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "payload", b"payload", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__request_id: _TypeAlias = _typing.Literal["request_id"]  # noqa: Y015
+    _WhichOneofArgType__request_id: _TypeAlias = _typing.Literal["_request_id", b"_request_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__request_id) -> _WhichOneofReturnType__request_id | None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 

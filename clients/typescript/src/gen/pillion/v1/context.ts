@@ -283,7 +283,7 @@ export interface ToolContext {
   executionId: string;
   /**
    * The caller's id for the call. Minted by the sidecar only if the caller sent none. Always set. Not trusted, not
-   * deduplicated. At most 256 bytes.
+   * deduplicated. At most 256 bytes; for a call that a tool made, that of the tool's call with `#inner-1` behind it, say.
    */
   toolCallId: string;
   /** The caller's loop turn. 0: no loop. Set by the caller, not trusted. */

@@ -133,7 +133,7 @@ export interface Frame {
     /** Sidecar to caller: the call's first frame. */
     { $case: "started"; value: Started }
     | //
-    /** Worker to sidecar, sidecar to caller: a report. */
+    /** Worker to sidecar, sidecar to caller, sidecar to worker: a report. */
     { $case: "progress"; value: Progress }
     | //
     /** Sidecar to caller: a teardown stands. */

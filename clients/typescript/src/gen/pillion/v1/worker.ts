@@ -153,7 +153,8 @@ export interface Cancel {
 /**
  * A report of a running tool.
  *
- * Direction: worker to sidecar, sidecar to caller. Legal: while the call runs; later it is dropped and counted. Lossy:
+ * Direction: worker to sidecar, sidecar to caller, and sidecar to worker of a call that the tool made with `tools_call`.
+ * Legal: while the call runs; later it is dropped and counted. Lossy:
  * when the reader is slow the newest are kept, and the next frame's `coalesced` says how many were lost. Must follow:
  * nothing.
  */
@@ -163,6 +164,11 @@ export interface Progress {
    * trusted. At most `Limits.max_inline_bytes`. Empty: passed on so.
    */
   payload: Buffer;
+  /**
+   * The open `tools_call` of the receiving tool whose call reports. Set by the sidecar, to workers only. Unset: the call
+   * itself reports.
+   */
+  requestId?: bigint | undefined;
 }
 
 /**
@@ -914,13 +920,19 @@ export const Cancel: MessageFns<Cancel> = {
 };
 
 function createBaseProgress(): Progress {
-  return { payload: Buffer.alloc(0) };
+  return { payload: Buffer.alloc(0), requestId: undefined };
 }
 
 export const Progress: MessageFns<Progress> = {
   encode(message: Progress, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.payload.length !== 0) {
       writer.uint32(10).bytes(message.payload);
+    }
+    if (message.requestId !== undefined) {
+      if (BigInt.asUintN(64, message.requestId) !== message.requestId) {
+        throw new globalThis.Error("value provided for field message.requestId of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.requestId);
     }
     return writer;
   },
@@ -946,6 +958,14 @@ export const Progress: MessageFns<Progress> = {
             message.payload = Buffer.from(reader.bytes());
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.requestId = reader.uint64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -964,6 +984,9 @@ export const Progress: MessageFns<Progress> = {
   fromPartial(object: DeepPartial<Progress>): Progress {
     const message = createBaseProgress();
     message.payload = object.payload ?? Buffer.alloc(0);
+    message.requestId = (object.requestId !== undefined && object.requestId !== null)
+      ? BigInt(object.requestId)
+      : undefined;
     return message;
   },
 };
