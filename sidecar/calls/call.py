@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls import causes, joining
+from sidecar.calls.clock import CallClock
 from sidecar.calls.context import renew
-from sidecar.calls.facts import CallFacts
 from sidecar.calls.outbound import OutboundRequests, answer_teardown, harmless
-from sidecar.calls.outcome import NONE, Refusal, failed
+from sidecar.calls.outcome import NONE, failed
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
 from sidecar.calls.state import CallState
@@ -38,7 +38,7 @@ _ENDED = (_SETTLING, _DONE)
 _BOUNDED = (_WAITING, _CANCELLING, _SETTLING)
 
 
-class Call(CallFacts):
+class Call(CallClock):
     """The life of one call. Everything happens on the event loop, and nothing here waits.
 
     Whatever happens first decides the outcome; what comes later is counted. Exactly one outcome is sent, at the latest
@@ -51,12 +51,8 @@ class Call(CallFacts):
         "_cause",
         "_endings",
         "_looked_only",
-        "_pipeline",
-        "_progressed_at",
         "_requests",
-        "_until",
         "admitted",
-        "due_slot",
         "inner",
         "joined",
         "joiners",
@@ -66,7 +62,6 @@ class Call(CallFacts):
         "settlement",
         "span",
         "started_sent",
-        "state",
         "worker_set",
     )
 
@@ -79,10 +74,7 @@ class Call(CallFacts):
         now: float,
         parent: "Call | None" = None,
     ) -> None:
-        levels = pipeline.limits.nesting_depth if parent is None else parent.levels - 1
-        CallFacts.__init__(self, pipeline.ids.execution(), tool_call_id, caller, sink, now, parent, levels)
-        self._pipeline = pipeline
-        self.state = _GATES
+        CallClock.__init__(self, pipeline, tool_call_id, caller, sink, now, parent)
         self.outcome: Frame | None = None
         """The outcome frame, from when it is known until it is sent."""
         self.settlement: asyncio.Future[Frame] | None = None
@@ -98,7 +90,6 @@ class Call(CallFacts):
         self.reports = 0
         """How often its tool reported."""
         self.worker_set: WorkerSet | None = None
-        self.due_slot: float | None = None
         self.span: Span | None = None
         """Its span, where calls are traced."""
         self._assignment: Assignment | None = None
@@ -107,8 +98,6 @@ class Call(CallFacts):
         self._endings: list[Callable[[], object]] | None = None
         self._looked_only = True
         self._requests: OutboundRequests | None = None
-        self._progressed_at = 0.0
-        self._until = 0.0
 
     @property
     def done(self) -> bool:
@@ -129,12 +118,6 @@ class Call(CallFacts):
         """The instance that runs it, if one does."""
         return self._assignment.instance_id if self._assignment is not None else None
 
-    @property
-    def remaining(self) -> float:
-        """Seconds until its tool has to have ended, whatever becomes of it."""
-        until = self._until if self.state is _CANCELLING else self.deadline
-        return until - self._pipeline.loop.time()
-
     def at_end(self, ending: Callable[[], object]) -> None:
         """Has something called when the call is over, or at once if it is. It may not raise."""
         if self.state is _DONE:
@@ -145,24 +128,6 @@ class Call(CallFacts):
             self._endings.append(ending)
 
     # --- to an instance
-
-    def limit_time(self, tool: Tool | None) -> None:
-        """Fixes the deadline from what the caller wishes and the tool allows.
-
-        :raises Refusal: if it has passed.
-        """
-        timeout = self.timeout
-        if timeout is None:
-            timeout = self._pipeline.limits.timeout
-            if tool is not None and tool.default_timeout is not None:
-                timeout = tool.default_timeout
-        if tool is not None and tool.max_timeout is not None:
-            timeout = min(timeout, tool.max_timeout)
-        if self.parent is not None:
-            timeout = min(timeout, self.parent.remaining)
-        self.deadline = self.started_at + timeout
-        if timeout <= 0:
-            raise Refusal(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time was up before it started.")
 
     def hold(self) -> None:
         """Goes back into the gates to wait for one of them, at most until the deadline."""
@@ -240,6 +205,12 @@ class Call(CallFacts):
     def reply(self, reply: Frame) -> bool:
         """Answers the tool, if it is still there. False: the answer is over the worker's largest frame."""
         return self._assignment is None or self._assignment.send(reply)
+
+    def ask(self, frame: Frame) -> bool:
+        """Sends a question to the caller. False: it is over the caller's largest frame and was not sent."""
+        if not self.started_sent:
+            self._send_started()
+        return self.sink.send(frame)
 
     def told(self, frame: Frame) -> None:
         """Tells the tool what a call that it made reports, which may give way to newer."""
@@ -323,11 +294,6 @@ class Call(CallFacts):
         if self.state is _CANCELLING:
             self._give_up()
 
-    def keep_alive(self) -> None:
-        """A call that its tool waits for reports, so the tool is not idle."""
-        if self.idle_timeout is not None:
-            self._progressed_at = self._pipeline.loop.time()
-
     def due(self, now: float) -> None:
         """A time of the call may have come."""
         state = self.state
@@ -341,13 +307,13 @@ class Call(CallFacts):
             if now >= self._until:
                 self._settled_in_vain()
                 return
-        elif now >= self.deadline:
+        elif now >= self._latest:
             self._decide(causes.out_of_time(self.effects_so_far()), CancelReason.CANCEL_REASON_DEADLINE)
             return
         elif state is _WAITING and now >= self._until:
             self._waited_in_vain()
             return
-        elif state is _RUNNING and self.idle_timeout is not None and now >= self._progressed_at + self.idle_timeout:
+        elif state is _RUNNING and self._is_idle(now):
             self._decide(causes.idle(self.effects_so_far()), CancelReason.CANCEL_REASON_IDLE)
             return
         self._set_due(now)
@@ -530,13 +496,3 @@ class Call(CallFacts):
         if self.joins:
             started.joined = True
         self.sink.send(frame)
-
-    def _set_due(self, now: float) -> None:
-        when = self.deadline
-        state = self.state
-        if state is _RUNNING:
-            if self.idle_timeout is not None:
-                when = min(when, self._progressed_at + self.idle_timeout)
-        elif state in _BOUNDED:
-            when = self._until
-        self._pipeline.clocks.set(self, when, now)

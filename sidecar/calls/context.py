@@ -47,11 +47,21 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
                 setattr(context.trace, field.name, value)
     if call.idle_timeout is not None:
         set_seconds(context.idle_timeout, call.idle_timeout)
+    _name_ways_out(context, call)
+    return frame
+
+
+def _name_ways_out(context: ToolContext, call: "Call") -> None:
+    """What the tool may ask others for."""
+    answerable = call.caller.answerable
+    if answerable is not None:
+        context.answerable.SetInParent()
+        if answerable:
+            context.answerable.methods.extend(sorted(answerable))
     if call.levels:
         context.tools.remaining_depth = call.levels
     # Present and empty: teardown scopes are part of the protocol, and none is honoured here.
     context.teardown_scopes.SetInParent()
-    return frame
 
 
 def _name_subject(context: ToolContext, identity: Identity) -> None:

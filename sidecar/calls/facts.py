@@ -22,6 +22,7 @@ class CallFacts:
         "deadline",
         "execution_id",
         "generation",
+        "human_timeout",
         "idle_timeout",
         "instance_id",
         "invocation",
@@ -70,6 +71,8 @@ class CallFacts:
         self.timeout: float | None = None
         """The absolute timeout that the caller wishes."""
         self.idle_timeout: float | None = None
+        self.human_timeout: float | None = None
+        """How long people may take to answer, in all, as the caller wishes."""
         self.deadline = 0.0
         self.generation = 0
         """The catalogue generation it is pinned to."""

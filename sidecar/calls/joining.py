@@ -35,6 +35,7 @@ def hand_over(call: "Call", outcome: Frame) -> None:
     `outcome` is for the caller that leaves.
     """
     heir = (call.joiners or []).pop(0)
+    call.caller.leaves(call)
     for name in _OF_THE_CALLER:
         mine, its = getattr(call, name), getattr(heir, name)
         setattr(call, name, its)

@@ -23,6 +23,8 @@ class CallLimits:
     """How many calls one caller's stream may have at once."""
     in_flight_per_subject: int = 1_024
     """How many calls one tenant's subject may have at once."""
+    human_timeout: float = 600.0
+    """How long people may take to answer, in all, in a call whose caller names no time for them."""
     nesting_depth: int = 8
     """How deep calls may be made by calls; 0: not at all."""
     open_requests: int = 64

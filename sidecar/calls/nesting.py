@@ -1,19 +1,23 @@
 """Calls that running tools make: through every gate, inside the call that made them."""
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
+from sidecar.calls.context import set_seconds
 from sidecar.calls.outbound import call_over, refused
+from sidecar.calls.questions import Question
 from sidecar.scope import Principal
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.pipeline import Pipeline
 
+_LEAST_TIME = 1e-9
 _UNSUPPORTED = ReplyErrorCode.REPLY_ERROR_CODE_UNSUPPORTED
 
 
@@ -40,7 +44,7 @@ class Nesting:
             outer.at_end(lambda: self._made.pop(outer, None))
         self._made[outer] = number
         sink = _Answer(outer, request.request_id)
-        start = _start(request, outer.invocation.invoke.context, f"{outer.tool_call_id}#inner-{number}")
+        start = _start(request, outer, outer.invocation.invoke.context, f"{outer.tool_call_id}#inner-{number}")
         inner = self._pipeline.start(start, _OuterCaller(outer), sink, outer)
         if inner.done:
             # Refused, which takes no number.
@@ -82,12 +86,34 @@ class _OuterCaller:
         self.in_flight = 0
         self.congested = False
         self.overfull = False
+        self._outer = outer
+
+    @property
+    def answerable(self) -> Collection[str] | None:
+        """What the caller can be asked."""
+        return self._outer.caller.answerable
+
+    @property
+    def gone(self) -> bool:
+        """Whether the caller answers no more."""
+        return self._outer.caller.gone
+
+    def ask(self, question: Question) -> int:
+        """Takes a question for the caller."""
+        return self._outer.caller.ask(question)
+
+    def forget(self, number: int) -> None:
+        """A question needs no answer any more."""
+        self._outer.caller.forget(number)
+
+    def leaves(self, call: "Call") -> None:
+        """Inner calls are not joined, so the caller leaves none of them to others."""
 
     def finished(self, call: "Call") -> None:
         """The outcome went to the sink, which is all."""
 
     def took_over(self, call: "Call") -> None:
-        """Inner calls have no idempotency key, so none is joined or handed over."""
+        """Nor does it take any over."""
 
 
 class _Answer:
@@ -114,7 +140,7 @@ class _Answer:
         self._outer.told(told)
 
 
-def _start(request: OutboundRequest, context: ToolContext, tool_call_id: str) -> Start:
+def _start(request: OutboundRequest, outer: "Call", context: ToolContext, tool_call_id: str) -> Start:
     """What an inner call is started with, by the facts of the outer one. What that does not name is not named."""
     asked = request.tools_call
     start = Start(tool=asked.tool, tool_call_id=tool_call_id, iteration=context.iteration)
@@ -129,4 +155,5 @@ def _start(request: OutboundRequest, context: ToolContext, tool_call_id: str) ->
         start.trace.CopyFrom(context.trace)
     if request.HasField("timeout"):
         start.timeout.CopyFrom(request.timeout)
+    set_seconds(start.human_timeout, max(outer.people_left, _LEAST_TIME))
     return start

@@ -23,9 +23,8 @@ _INVALID = ReplyErrorCode.REPLY_ERROR_CODE_INVALID
 _OVERLOADED = ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED
 _LATE = {
     "credential_get": ReplyErrorCode.REPLY_ERROR_CODE_CREDENTIAL_PROVIDER_DOWN,
-    "caller_request": ReplyErrorCode.REPLY_ERROR_CODE_PEER_TIMEOUT,
 }
-_TIMED = frozenset(("tools_call",))
+_TIMED = frozenset(("caller_request", "tools_call"))
 """Requests that have clocks of their own."""
 _RETRY_AFTER = 1.0
 

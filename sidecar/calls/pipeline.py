@@ -11,6 +11,7 @@ from sidecar._gen.pillion.v1.context_pb2 import Trace
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls import questions
 from sidecar.calls.admission import Admission
 from sidecar.calls.call import Call
 from sidecar.calls.clocks import Clocks
@@ -85,7 +86,11 @@ class Pipeline:
         self.suppliers: dict[str, Supplier] = {}
         """Who puts in what tools declare: under `wants` and under `needs`."""
         nesting = Nesting(self)
-        self.responders: dict[str, Responder] = {"tools_call": nesting.call, "tools_has": nesting.has}
+        self.responders: dict[str, Responder] = {
+            "caller_request": questions.ask,
+            "tools_call": nesting.call,
+            "tools_has": nesting.has,
+        }
         """Who answers what running tools ask, by the name of the request."""
         self.placer: Placer | None = None
         """Who moves large results; `None`: nobody, and they are refused."""

@@ -1,6 +1,6 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -11,6 +11,7 @@ from sidecar.scope import Principal, Scope
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
+    from sidecar.calls.questions import Question
     from sidecar.calls.tool import Tool
 
 
@@ -34,6 +35,16 @@ class Caller(Protocol):
     """Its unfinished calls, counted by the calls themselves."""
 
     @property
+    def answerable(self) -> Collection[str] | None:
+        """The methods that it can be asked; `None`: there is no way back to it."""
+        ...
+
+    @property
+    def gone(self) -> bool:
+        """Whether it answers no more, though its calls go on."""
+        ...
+
+    @property
     def congested(self) -> bool:
         """Whether so much is undelivered that no call is to be started."""
         ...
@@ -41,6 +52,18 @@ class Caller(Protocol):
     @property
     def overfull(self) -> bool:
         """Whether so much is undelivered that a large outcome is to be refused."""
+        ...
+
+    def ask(self, question: "Question") -> int:
+        """Takes a question that is about to be sent; answers its number. The question hears what becomes of it."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """A question needs no answer any more."""
+        ...
+
+    def leaves(self, call: "Call") -> None:
+        """A call goes on without this caller: it answers none of its questions."""
         ...
 
     def finished(self, call: "Call") -> None:

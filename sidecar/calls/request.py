@@ -77,7 +77,7 @@ def _read_times(start: Start, call: "Call") -> None:
     if _has(start, "idle_timeout"):
         call.idle_timeout = _positive("idle_timeout", start.idle_timeout)
     if _has(start, "human_timeout"):
-        _positive("human_timeout", start.human_timeout)
+        call.human_timeout = _positive("human_timeout", start.human_timeout)
 
 
 def _check_identity(identity: Identity) -> None:

@@ -9,6 +9,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.questions import Question
 from sidecar.scope import Principal
 from sidecar.wire.batch import FrameHead
 from sidecar.wire.limits import WireLimits
@@ -16,6 +17,8 @@ from sidecar.wire.outbox import Lane
 from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stream_error
 from sidecar.wire.stream import FrameStream
 
+_NOT_ASKED = frozenset(("consent",))
+"""What a caller may declare and tools may not ask: they would pass for the sidecar."""
 _FORWARDED_REASONS = frozenset(
     (
         CancelReason.CANCEL_REASON_PARENT,
@@ -31,6 +34,8 @@ class ExecuteSession:
     def __init__(self, stream: FrameStream, pipeline: Pipeline, principal: Principal, wire_limits: WireLimits) -> None:
         self.principal = principal
         self.in_flight = 0
+        self.answerable: Collection[str] | None = frozenset()
+        self.gone = False
         self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "start": self._start,
             "cancel": self._cancel,
@@ -44,6 +49,8 @@ class ExecuteSession:
         self._pipeline = pipeline
         self._wire_limits = wire_limits
         self._calls: dict[int, Call] = {}
+        self._questions: dict[int, Question] = {}
+        self._last_question = 0
         self._last_call = 0
         self.large_bodies: Collection[str] = ()
         self._greeted = False
@@ -68,6 +75,22 @@ class ExecuteSession:
             self._calls.pop(lane.call, None)
         if self._half_closed and not self._calls:
             self._stream.finish()
+
+    def ask(self, question: Question) -> int:
+        """Takes a question that is about to be sent; answers its number on this stream."""
+        self._last_question = number = self._last_question + 1
+        self._questions[number] = question
+        return number
+
+    def forget(self, number: int) -> None:
+        """A question needs no answer any more."""
+        self._questions.pop(number, None)
+
+    def leaves(self, call: Call) -> None:
+        """A call goes on without this caller."""
+        for question in tuple(self._questions.values()):
+            if question.call is call:
+                question.gone()
 
     def took_over(self, call: Call) -> None:
         """A call that runs already is this caller's now, in place of one that had joined it."""
@@ -101,8 +124,14 @@ class ExecuteSession:
         reason = frame.cancel.reason
         call.cancel(reason if reason in _FORWARDED_REASONS else CancelReason.CANCEL_REASON_CALLER)
 
-    def _reply(self, _frame: Frame) -> None:
-        self._pipeline.counters.add("late_replies")
+    def _reply(self, frame: Frame) -> None:
+        question = self._questions.get(frame.reply.request_id)
+        # A reply belongs to the call that the question came in.
+        if question is None or self._calls.get(frame.call) is not question.call:
+            self._pipeline.counters.add("late_replies")
+            return
+        del self._questions[frame.reply.request_id]
+        question.answered(frame.reply)
 
     def _input(self, frame: Frame) -> None:
         call = self._calls.get(frame.call)
@@ -123,6 +152,7 @@ class ExecuteSession:
             return
         if hello.HasField("max_frame_bytes"):
             self._outbox.limit_frames(hello.max_frame_bytes)
+        self.answerable = frozenset(hello.can_answer) - _NOT_ASKED
         answer = Frame()
         answer.host_hello.version.CopyFrom(PROTOCOL)
         answer.host_hello.limits.CopyFrom(limits_message(self._wire_limits, self._pipeline.limits.in_flight_per_stream))
@@ -177,8 +207,9 @@ class ExecuteSession:
         """The caller reads again: it may start calls."""
 
     def half_closed(self) -> None:
-        """The caller starts no more calls; running ones finish."""
-        self._half_closed = True
+        """The caller starts no more calls, and answers nothing; running ones finish."""
+        self._half_closed = self.gone = True
+        self._leave_questions()
         if not self._calls:
             self._stream.finish()
 
@@ -187,8 +218,14 @@ class ExecuteSession:
 
     def ended(self) -> None:
         """The stream is over: its calls are cancelled."""
+        self.gone = True
+        self._leave_questions()
         for call in tuple(self._calls.values()):
             call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
+
+    def _leave_questions(self) -> None:
+        for question in tuple(self._questions.values()):
+            question.gone()
 
     def drain(self, grace: float) -> None:
         """Tells the caller that the sidecar is about to stop."""

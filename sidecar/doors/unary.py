@@ -8,6 +8,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
 from sidecar.calls.call import Call
 from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.questions import Question
 from sidecar.scope import Principal
 
 
@@ -16,6 +17,8 @@ class UnaryCaller:
 
     congested = False
     overfull = False
+    answerable = None
+    gone = True
     call: Call | None = None
     """What runs for it."""
 
@@ -38,6 +41,17 @@ class UnaryCaller:
 
     def report(self, frame: Frame) -> None:
         """Progress is not for this door."""
+
+    def ask(self, question: Question) -> int:
+        """There is no way back to it, so it is not asked."""
+        question.gone()
+        return 0
+
+    def forget(self, number: int) -> None:
+        """It has no questions."""
+
+    def leaves(self, call: Call) -> None:
+        """It has no questions."""
 
     def finished(self, call: Call) -> None:
         """The outcome was kept."""

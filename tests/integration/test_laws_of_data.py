@@ -119,7 +119,16 @@ async def test_law_7_a_call_without_facts_has_none(host: Host) -> None:
     invocation = await worker.next_invoke()
     context = invocation.context
     present = {field.name for field, _ in context.ListFields()}
-    always = {"execution_id", "tool_call_id", "remaining", "teardown_scopes", "tools", "attempt", "generation"}
+    always = {
+        "execution_id",
+        "tool_call_id",
+        "remaining",
+        "teardown_scopes",
+        "answerable",
+        "tools",
+        "attempt",
+        "generation",
+    }
     # Only a unix socket, or memory in its place, proves who is there.
     proven = {"caller_principal"} if host.transport != "tcp" else set()
     assert present == always | proven

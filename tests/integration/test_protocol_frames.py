@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
+from sidecar._gen.pillion.v1.call_pb2 import CallerHello, StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
+from sidecar.calls.clock import CallClock
 from sidecar.calls.state import CallState
 from sidecar.wire.outbox import Lane
 from sidecar.workers.instance import InstanceState
@@ -71,7 +72,7 @@ def sent_cells() -> list[tuple[dict[str, str], str]]:
 
 
 def watch_transitions(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
-    slot = vars(Call)["state"]
+    slot = vars(CallClock)["state"]
 
     def set_(call: Call, state: CallState) -> None:
         with contextlib.suppress(AttributeError):
@@ -80,7 +81,7 @@ def watch_transitions(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
                 seen.transitions.add((before.name, state.name))
         slot.__set__(call, state)
 
-    monkeypatch.setattr(Call, "state", property(slot.__get__, set_))
+    monkeypatch.setattr(CallClock, "state", property(slot.__get__, set_))
 
 
 def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
@@ -128,6 +129,8 @@ class Scene:
     """The call's id on the caller's stream."""
     on_worker = UNUSED
     """The call's id on the worker's stream."""
+    can_answer: str | None = None
+    """What the caller declares that it answers, if it says hello."""
     instance = ""
     """The id of the worker, where it matters."""
 
@@ -138,6 +141,8 @@ class Scene:
 
     async def open(self, *, attached: bool = True) -> None:
         self.caller, self.worker = await self.host.caller(), await self.host.worker()
+        if self.can_answer is not None:
+            await self.caller.send(Frame(caller_hello=CallerHello(can_answer=[self.can_answer])))
         if attached:
             await self.worker.hello(tool("echo"))
 
@@ -209,8 +214,9 @@ async def started(start_host: StartHost) -> MemoryHost:
     return host
 
 
-async def scene_in(state: str, start_host: StartHost) -> Scene:
+async def scene_in(state: str, start_host: StartHost, can_answer: str | None = None) -> Scene:
     scene = Scene(await started(start_host))
+    scene.can_answer = can_answer
     await getattr(scene, state.lower())()
     assert state == "new" or (scene.call is not None and scene.call.state.name == state)
     return scene
@@ -436,14 +442,17 @@ async def test_a_frame_of_a_stream_does_what_its_cell_says(
 
 async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, observed: Observed) -> None:
     for state in ("GATES", "RUNNING", "CANCELLING", "JOINED", "SETTLING", "DONE"):
-        scene = await scene_in(state, start_host)
+        scene = await scene_in(state, start_host, "ask")
         request = Frame(call=scene.on_worker)
         request.outbound_request.request_id = 1
         inner = Frame(call=scene.on_worker)
         inner.outbound_request.request_id = 2
         inner.outbound_request.tools_call.tool = "echo"
         inner.outbound_request.tools_call.arguments = b'{"inner": true}'
-        await scene.worker.send(progress(scene.on_worker), request, inner)
+        question = Frame(call=scene.on_worker)
+        question.outbound_request.request_id = 3
+        question.outbound_request.caller_request.method = "ask"
+        await scene.worker.send(progress(scene.on_worker), request, inner, question)
         await quiet()
         await scene.worker.send(*(progress(invocation.call) for invocation in scene.worker.invoked))
         await quiet()

@@ -29,6 +29,8 @@ from pillion._wire.security import Security, StrPath, Tls, Token
 
 _SERVICE = "/pillion.v1.ToolHostService/"
 _REQUEST_SECONDS = 30.0
+_HUMAN_SECONDS = 600.0
+"""How long a sidecar lets people answer, where nobody says."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -39,7 +41,7 @@ class CallOptions(TypedDict, total=False):
     idle_timeout: float | None
     """Seconds that may pass without progress; by default any number."""
     human_timeout: float | None
-    """Seconds that people may take to answer, in all."""
+    """Seconds that people may take to answer, in all; they are added to the timeout as they are taken."""
     identity: Identity | None
     """Whom the call is for."""
     run_id: str | None
@@ -126,9 +128,12 @@ class Host:
         if resend and not given.get("idempotency_key"):
             raise ValueError("Only a call with an idempotency key may be sent again.")
         first = start_of(tool, arguments, **given)
-        return Call(
-            self._link, first, given.get("timeout"), grace=self._outcome_grace, resend=resend, iterated=iterated
-        )
+        grace = self._outcome_grace
+        if self._link.can_answer:
+            # While somebody is asked, the sidecar's clock stands still.
+            people = given.get("human_timeout")
+            grace += _HUMAN_SECONDS if people is None else people
+        return Call(self._link, first, given.get("timeout"), grace=grace, resend=resend, iterated=iterated)
 
     async def tools(self, identity: Identity | None = None) -> Tools:
         """The tools that this caller may call for this subject.

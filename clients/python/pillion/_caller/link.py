@@ -82,6 +82,11 @@ class Link:
                 f"The sidecar did not answer within {timeout:g} s: is it running, and is this its callers' listener?"
             ) from None
 
+    @property
+    def can_answer(self) -> bool:
+        """Whether tools can ask this caller anything."""
+        return bool(self._questions.methods)
+
     async def close(self) -> None:
         """Ends the stream. What still runs is cancelled, and fails here as `StreamLost`."""
         if self._ended is None:
