@@ -28,11 +28,15 @@ def arguments_of(pairs: Sequence[str], text: str | None, schema: Any) -> bytes:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise BadArguments(f"{pair!r} is no argument; write --arg NAME=VALUE.")
-        arguments[name] = _typed(name, value, properties.get(name))
+        arguments[name] = typed(name, value, properties.get(name))
     return json.dumps(arguments, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _typed(name: str, value: str, schema: Any) -> Any:
+def typed(name: str, value: str, schema: Any) -> Any:
+    """A value as a person writes it, of the type that its schema says.
+
+    :raises BadArguments: if it is not of that type.
+    """
     kinds = _kinds(schema)
     if "string" in kinds and not kinds - {"string", "null"}:
         return value

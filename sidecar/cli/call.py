@@ -11,6 +11,7 @@ from pillion import errors
 from sidecar.cli.arguments import BadArguments, arguments_of
 from sidecar.cli.connection import connected
 from sidecar.cli.console import say, tell
+from sidecar.cli.elicitation import ELICITATION, Elicitation
 from sidecar.cli.main import USAGE
 from sidecar.cli.progress import ProgressLine
 from sidecar.cli.reach import Unreachable, reach_of
@@ -39,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
 async def _call(options: argparse.Namespace) -> int:
     reach = reach_of(options)
     progress = ProgressLine(options.tool, quiet=options.quiet)
-    async with connected(reach) as host:
+    people = Elicitation(progress.clear)
+    async with connected(reach, {ELICITATION: people.answer}) as host:
         identity = None
         if options.tenant is not None or options.principal is not None:
             identity = pillion.Identity(tenant=options.tenant, principal=options.principal)

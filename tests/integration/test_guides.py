@@ -16,16 +16,18 @@ WRITE, CALL = "docs/write-a-tool.md", "docs/call-a-tool.md"
 PYTHONPATH = f"{ROOT}:{ROOT / 'clients' / 'python'}"
 RESULT = [{"word": "to", "times": 2}, {"word": "be", "times": 2}]
 TOOLS = "".join(
-    f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n' for name in ("words", "patient")
+    f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n'
+    for name in ("words", "patient", "careful")
 )
 REPORTS_AND_RESULT = [
     *("counted a", "counted b", "counted a"),
     "[{'word': 'a', 'times': 2}, {'word': 'b', 'times': 1}]",
 ]
 SAID = {
-    "call.py": ["['add_up', 'common_words', 'wait_for']", str(RESULT)],
+    "call.py": ["['add_up', 'common_words', 'count_words', 'shorten', 'wait_for']", str(RESULT)],
     "watch.py": [*REPORTS_AND_RESULT, "CANCELLED", "CallTimedOut"],
     "many.py": ["500 [{'word': '7', 'times': 2}]"],
+    "answers.py": ["The text has 4 words. How many are to stay?", "one two three"],
     "plain.py": ["55", *REPORTS_AND_RESULT],
     "keyed.py": ["waited", "waited"],
 }
@@ -56,7 +58,15 @@ def address(place: Path) -> Iterator[str]:
     with subprocess.Popen(serve, cwd=place, stderr=subprocess.DEVNULL) as sidecar:
         try:
             address = f"unix:{place}/state/callers.sock"
-            wait = [str(place / "deploy" / "pillion"), "wait-ready", "--address", address, "words", "patient"]
+            wait = [
+                str(place / "deploy" / "pillion"),
+                "wait-ready",
+                "--address",
+                address,
+                "words",
+                "patient",
+                "careful",
+            ]
             subprocess.run(wait, check=True)
             yield address
         finally:

@@ -36,6 +36,74 @@ def start(program: Program) -> Iterator[Start]:
         each.close()
 
 
+# --- what a tool asks the person
+
+
+def answer_of(terminal: OnTerminal) -> dict[str, object]:
+    code, output = terminal.finish()
+    assert code == 0, terminal.text
+    answer: dict[str, object] = json.loads(output)
+    return answer
+
+
+def test_a_person_is_asked_field_by_field(start: Start) -> None:
+    terminal = start("call", "ask", piped=True)
+    terminal.shows("Your name (string): ")
+    terminal.press("Ana Ü\n".encode())
+    terminal.shows("age (integer, else 7): ")
+    terminal.press(b"x\n")
+    terminal.shows("age is integer by the tool's schema, and 'x' is not that as JSON.")
+    terminal.press(b"\n")
+    terminal.shows("colour (red | blue, may be left empty): ")
+    terminal.press(b"green\n")
+    terminal.shows("colour is one of red, blue.")
+    terminal.press(b"\n")
+    terminal.shows("sure (y/n): ")
+    terminal.press(b"y\n")
+    assert answer_of(terminal) == {"action": "accept", "content": {"name": "Ana Ü", "age": 7, "sure": True}}
+    # The line of progress gave way to the question.
+    assert screen(terminal.text)[0] == "The tool asks: Who are you?"
+
+
+@pytest.mark.parametrize(("keys", "action"), [(b"\n", "decline"), (b"\x04", "cancel")], ids=["empty line", "Ctrl-D"])
+def test_a_person_may_decline_or_dismiss(start: Start, keys: bytes, action: str) -> None:
+    terminal = start("call", "ask", piped=True)
+    terminal.shows("Your name (string): ")
+    terminal.press(keys)
+    assert answer_of(terminal) == {"action": action, "content": None}
+
+
+@pytest.mark.parametrize(("keys", "action"), [(b"maybe\ny\n", "accept"), (b"n\n", "decline"), (b"\n", "decline")])
+def test_a_question_without_fields_is_a_yes_or_no(start: Start, keys: bytes, action: str) -> None:
+    terminal = start("call", "ask", "--arg", "fields=false", piped=True)
+    terminal.shows("Accept? [y/N] ")
+    terminal.press(keys)
+    assert answer_of(terminal)["action"] == action
+    assert (b"maybe" in keys) == ("Say y for yes, or n for no." in terminal.text)
+
+
+def test_a_call_that_asks_is_cancelled_as_any_other(start: Start) -> None:
+    terminal = start("call", "ask")
+    terminal.shows("Your name (string): ")
+    terminal.press(CTRL_C)
+    code, _ = terminal.finish()
+    assert code == 130
+    assert "CANCELLED" in terminal.text
+
+
+def test_a_question_does_not_steer_the_terminal(start: Start) -> None:
+    terminal = start("call", "ask", "--arg", "message=\x1b[31mred", piped=True)
+    terminal.shows("The tool asks: \\x1b[31mred")
+    terminal.press(b"\x04")
+    assert answer_of(terminal)["action"] == "cancel"
+
+
+def test_without_a_terminal_all_is_declined(program: Program) -> None:
+    code, output, told = program.run("call", "ask", given="yes\n")
+    assert (code, json.loads(output)) == (0, {"action": "decline", "content": None})
+    assert "asks" not in told
+
+
 # --- the progress of a call
 
 

@@ -2,8 +2,20 @@
 
 import asyncio
 from contextlib import nullcontext, suppress
+from typing import Any
 
 import pillion
+
+FIELDS = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "title": "Your name"},
+        "age": {"type": "integer", "default": 7},
+        "colour": {"enum": ["red", "blue"]},
+        "sure": {"type": "boolean"},
+    },
+    "required": ["name", "sure"],
+}
 
 
 @pillion.tool(effects=pillion.READ)
@@ -23,5 +35,13 @@ async def count(  # each is a habit that a test asks for
     return {"counted": to, "label": label}
 
 
+@pillion.tool
+async def ask(ctx: pillion.ToolContext, message: str = "Who are you?", *, fields: bool = True) -> dict[str, Any]:
+    """Asks the person who called."""
+    ctx.progress({"message": "about to ask"})
+    answer = await ctx.caller.elicit(message, FIELDS if fields else {})
+    return {"action": answer.action, "content": answer.content}
+
+
 if __name__ == "__main__":
-    pillion.run_worker([count])
+    pillion.run_worker([count, ask])
