@@ -15,10 +15,8 @@ from tests.support.scripts import lay_out, run_script
 WRITE, CALL = "docs/write-a-tool.md", "docs/call-a-tool.md"
 PYTHONPATH = f"{ROOT}:{ROOT / 'clients' / 'python'}"
 RESULT = [{"word": "to", "times": 2}, {"word": "be", "times": 2}]
-TOOLS = "".join(
-    f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n'
-    for name in ("words", "patient", "careful")
-)
+WORKERS = ("words", "patient", "careful")
+TOOLS = "".join(f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n' for name in WORKERS)
 REPORTS_AND_RESULT = [
     *("counted a", "counted b", "counted a"),
     "[{'word': 'a', 'times': 2}, {'word': 'b', 'times': 1}]",
@@ -58,15 +56,7 @@ def address(place: Path) -> Iterator[str]:
     with subprocess.Popen(serve, cwd=place, stderr=subprocess.DEVNULL) as sidecar:
         try:
             address = f"unix:{place}/state/callers.sock"
-            wait = [
-                str(place / "deploy" / "pillion"),
-                "wait-ready",
-                "--address",
-                address,
-                "words",
-                "patient",
-                "careful",
-            ]
+            wait = [str(place / "deploy" / "pillion"), "wait-ready", "--address", address, *WORKERS]
             subprocess.run(wait, check=True)
             yield address
         finally:
@@ -143,7 +133,8 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     script = f'pillion() {{ deploy/pillion "$@"; }}\n{commands.text}'
     done = run_script(script, place, {"PILLION_ADDRESS": address})
     assert done.returncode == 20, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["add_up", "common_words", "wait_for"]
+    listed = [line.split()[0] for line in done.stdout.splitlines()[:5]]
+    assert listed == ["add_up", "common_words", "count_words", "shorten", "wait_for"]
     *_, called, piped = done.stdout.splitlines()
     assert json.loads(called) == RESULT
     assert json.loads(piped) == [{"word": "a", "times": 2}, {"word": "b", "times": 1}]
