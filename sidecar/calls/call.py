@@ -189,6 +189,8 @@ class Call(CallClock):
             self._send_started()
         if self.idle_timeout is not None:
             self._progressed_at = self._pipeline.loop.time()
+        if self._pipeline.watch is not None:
+            self._pipeline.watch.reported(self, frame)
         if self.joiners is not None:
             joining.report(self.joiners, frame)
         self.sink.report(frame)
@@ -210,6 +212,8 @@ class Call(CallClock):
         """Sends a question to the caller. False: it is over the caller's largest frame and was not sent."""
         if not self.started_sent:
             self._send_started()
+        if self._pipeline.watch is not None:
+            self._pipeline.watch.asked(self)
         return self.sink.send(frame)
 
     def told(self, frame: Frame) -> None:
@@ -408,6 +412,8 @@ class Call(CallClock):
         now = self._pipeline.loop.time()
         self._until = now + self._pipeline.limits.cancel_grace
         self._pipeline.clocks.set(self, self._until, now)
+        if self._pipeline.watch is not None:
+            self._pipeline.watch.cancelled(self, reason)
         self._assignment.cancel(reason)
         for inner in tuple(self.inner or ()):
             inner.cancel(_PARENT)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVarTuple
 
@@ -35,6 +36,7 @@ from sidecar.calls.ports import (
 from sidecar.calls.request import decode, usable_id
 from sidecar.calls.strict_json import parse
 from sidecar.calls.tool import Tool
+from sidecar.calls.watch import Watch, Watcher
 from sidecar.policy import Policy
 from sidecar.scope import Principal, Scope, scope_of
 from sidecar.telemetry import Counters, Durations
@@ -81,6 +83,8 @@ class Pipeline:
         self._idle: asyncio.Future[None] | None = None
         self.tracer: Tracer | None = None
         """Who makes spans of calls; `None`: nobody, and a caller's trace context is passed on as it came."""
+        self.watch: Watch | None = None
+        """Who is told what happens to calls; `None`: nobody looks on."""
         self.audit: Audit | None = None
         """Who keeps a record of calls; `None`: nobody."""
         self.suppliers: dict[str, Supplier] = {}
@@ -133,6 +137,13 @@ class Pipeline:
         except Exception as reason:
             self._turn_away(call, reason)
 
+    @contextmanager
+    def watched(self, tool: str | None) -> Iterator[Watcher]:
+        """Somebody looks on at the calls of a tool, or of all, inside the block."""
+        self.watch = self.watch or Watch(self)
+        with self.watch.watching(tool) as watcher:
+            yield watcher
+
     async def idle(self) -> None:
         """Waits until no call runs."""
         while self.running:
@@ -152,6 +163,8 @@ class Pipeline:
             self.counters.add("results")
         seconds = self.loop.time() - call.started_at
         self.durations.add(seconds)
+        if self.watch is not None:
+            self.watch.ended(call, frame)
         if self.audit is not None:
             self.audit.ended(call, frame, seconds)
         if call.span is not None:
@@ -225,6 +238,8 @@ class Pipeline:
         if audit is not None and audit.refuses:
             raise _unaudited()
         arguments, parsed, identity = decode(start, call, self.ids.process)
+        if self.watch is not None:
+            self.watch.started(call)
         if audit is not None and audit.keeps_arguments:
             call.arguments = arguments
         principal = caller.principal

@@ -114,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     calls.set_defaults(action="calls")
     _add_caller(calls)
     calls.add_argument("--json", action="store_true", help="print them as JSON, a line each")
+    calls.add_argument("--watch", action="store_true", help="show what happens to calls, as it happens")
+    calls.add_argument("--tool", metavar="NAME", help="only calls of this tool")
 
     cancel = _add(commands, "operate", "cancel", "cancel a running call")
     cancel.set_defaults(action="cancel")

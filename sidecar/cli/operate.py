@@ -5,11 +5,9 @@ import asyncio
 import json
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
-    CallState,
     CancelCallRequest,
     ListCallsRequest,
     ShutdownRequest,
@@ -20,12 +18,12 @@ from sidecar.cli.channel import Action, Way, with_channel
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
 from sidecar.cli.reach import Unreachable
+from sidecar.cli.running import facts_of, seconds, state_of, watch
 from sidecar.config import ConfigRefused
 
 _ANSWER_SECONDS = 10.0
 _WATCH = "/grpc.health.v1.Health/Watch"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
-_STATE = "CALL_STATE_"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,29 +42,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _calls(options: argparse.Namespace, way: Way) -> int:
-    answer = await AdminServiceStub(way.channel).ListCalls(
-        ListCallsRequest(), timeout=_ANSWER_SECONDS, metadata=way.metadata
-    )
+    if options.watch:
+        return await watch(options, way)
+    request = ListCallsRequest(tool=options.tool)
+    answer = await AdminServiceStub(way.channel).ListCalls(request, timeout=_ANSWER_SECONDS, metadata=way.metadata)
     if options.json:
         for call in answer.calls:
-            facts = {
-                "execution_id": call.execution_id,
-                "tool_call_id": call.tool_call_id,
-                "tool": call.tool,
-                "state": CallState.Name(call.state).removeprefix(_STATE).lower(),
-                "worker": call.worker if call.HasField("worker") else None,
-                "instance": call.worker_instance_id if call.HasField("worker_instance_id") else None,
-                "age_seconds": _seconds(call.age),
-                "remaining_seconds": _seconds(call.remaining),
-                "reports": call.reports,
-            }
-            say(json.dumps(facts))
+            say(json.dumps(facts_of(call)))
         return 0
     for call in answer.calls:
-        state = CallState.Name(call.state).removeprefix(_STATE).lower()
         say(
-            f"{call.execution_id}  {call.tool}  {state}  {_seconds(call.age):.1f} s, {_seconds(call.remaining):.1f} s "
-            f"left  {call.reports} reports  {call.worker or '-'}"
+            f"{call.execution_id}  {call.tool}  {state_of(call)}  {seconds(call.age):.1f} s, "
+            f"{seconds(call.remaining):.1f} s left  {call.reports} reports  {call.worker or '-'}"
         )
     if not answer.calls:
         tell("No calls are running.")
@@ -116,7 +103,3 @@ async def _shutdown(options: argparse.Namespace, way: Way) -> int:
     answer = await AdminServiceStub(way.channel).Shutdown(request, timeout=_ANSWER_SECONDS, metadata=way.metadata)
     tell(f"It stops; {answer.running} calls are running.")
     return 0
-
-
-def _seconds(duration: Duration) -> float:
-    return round(duration.seconds + duration.nanos / 1e9, 3)

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from sidecar.cli.console import fitted, is_terminal, spoken, tell
-from sidecar.cli.line import line_of, share_of
+from sidecar.line import line_of, share_of
 
 _BAR = 20
 _LEAST_BAR = 8

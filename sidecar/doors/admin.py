@@ -1,41 +1,31 @@
 """The operator's service over gRPC, for users of this machine, and for those whom the settings name."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
-    CallState,
-    CallSummary,
     CancelCallRequest,
     CancelCallResponse,
     ListCallsRequest,
     ListCallsResponse,
     ShutdownRequest,
     ShutdownResponse,
+    WatchCallsRequest,
+    WatchCallsResponse,
 )
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar.calls import state as calls
-from sidecar.calls.call import Call
-from sidecar.calls.context import set_seconds
 from sidecar.calls.outcome import NONE, failure
 from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.summary import summary_of
 from sidecar.doors.status import refuse
 from sidecar.scope import Principal
 
 SERVICE = "pillion.v1.AdminService"
 _MOST_LISTED = 1_000
-_STATES = {
-    calls.CallState.GATES: CallState.CALL_STATE_WAITING,
-    calls.CallState.WAITING: CallState.CALL_STATE_WAITING,
-    calls.CallState.JOINED: CallState.CALL_STATE_WAITING,
-    calls.CallState.RUNNING: CallState.CALL_STATE_RUNNING,
-    calls.CallState.CANCELLING: CallState.CALL_STATE_CANCELLING,
-    calls.CallState.SETTLING: CallState.CALL_STATE_RUNNING,
-}
 
 
 class Admin:
@@ -61,6 +51,9 @@ class Admin:
                 "ListCalls": grpc.unary_unary_rpc_method_handler(
                     self._list_calls, ListCallsRequest.FromString, ListCallsResponse.SerializeToString
                 ),
+                "WatchCalls": grpc.unary_stream_rpc_method_handler(
+                    self._watch_calls, WatchCallsRequest.FromString, WatchCallsResponse.SerializeToString
+                ),
                 "CancelCall": grpc.unary_unary_rpc_method_handler(
                     self._cancel_call, CancelCallRequest.FromString, CancelCallResponse.SerializeToString
                 ),
@@ -80,7 +73,17 @@ class Admin:
         running.sort(key=lambda call: call.started_at)
         limit = min(request.limit, _MOST_LISTED) if request.HasField("limit") else _MOST_LISTED
         now = self._pipeline.loop.time()
-        return ListCallsResponse(calls=[_summary(call, now) for call in running[:limit]], total=len(running))
+        return ListCallsResponse(calls=[summary_of(call, now) for call in running[:limit]], total=len(running))
+
+    async def _watch_calls(
+        self, request: WatchCallsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[WatchCallsResponse]:
+        await self._check(context)
+        with self._pipeline.watched(request.tool if request.HasField("tool") else None) as watcher:
+            # Says that nothing is missed from now on, though nothing may happen for long.
+            await context.send_initial_metadata(())
+            while True:
+                yield await watcher.take()
 
     async def _cancel_call(
         self, request: CancelCallRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -112,20 +115,3 @@ class Admin:
                     NONE,
                 ),
             )
-
-
-def _summary(call: Call, now: float) -> CallSummary:
-    summary = CallSummary(
-        execution_id=call.execution_id,
-        tool_call_id=call.tool_call_id,
-        tool=call.tool_name,
-        state=_STATES.get(call.state, CallState.CALL_STATE_UNSPECIFIED),
-        reports=call.reports,
-    )
-    set_seconds(summary.age, max(now - call.started_at, 0.0))
-    set_seconds(summary.remaining, max(call.deadline - now, 0.0))
-    if call.worker_set is not None:
-        summary.worker = call.worker_set.name
-    if call.worker_instance_id is not None:
-        summary.worker_instance_id = call.worker_instance_id
-    return summary

@@ -69,3 +69,20 @@ def test_tools_are_listed_and_shown(program: Program) -> None:
     assert json.loads(output)["input_schema"]["properties"]["to"]["type"] == "integer"
     code, _, errors = program.run("tools", "none")
     assert (code, errors) == (1, "There is no tool none; there are ask, count.\n")
+
+
+def test_calls_are_watched_as_they_go_on(program: Program) -> None:
+    with program.open("calls", "--config", str(program.config), "--watch", "--json", "--tool", "count") as watching:
+        assert watching.stdout is not None
+        program.run("call", "ask")
+        assert program.run("call", "count", "--arg", "to=2", "--arg", "says=at")[0] == 0
+        seen = [json.loads(watching.stdout.readline()) for _ in range(4)]
+        assert program.run("call", "count", "--arg", "to=0", "--arg", "fail=true")[0] != 0
+        seen += [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=20)
+    assert [event["event"] for event in seen] == ["started", "progress", "progress", "ended", "started", "ended"]
+    assert [event.get("line") for event in seen[1:3]] == ["at 1 …", "at 2 …"]
+    assert {event["tool"] for event in seen} == {"count"}
+    assert seen[-1]["failure"] == "TOOL_FAILED"
+    assert watching.returncode == 130

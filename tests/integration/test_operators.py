@@ -1,11 +1,14 @@
 """The operator's service: what runs, and a word to stop it."""
 
-from typing import Any
+import asyncio
+import time
+from typing import Any, Self
 
 import grpc.aio
 import pytest
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
+    CallEventKind,
     CallState,
     CancelCallRequest,
     CancelCallResponse,
@@ -13,10 +16,17 @@ from sidecar._gen.pillion.v1.admin_pb2 import (
     ListCallsResponse,
     ShutdownRequest,
     ShutdownResponse,
+    WatchCallsRequest,
+    WatchCallsResponse,
 )
+from sidecar._gen.pillion.v1.call_pb2 import CallerHello
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from tests.support import CallLimits, SocketHost, StartHost, attach, on_unix, seconds, tool
+from tests.support import CallLimits, MemoryHost, SocketHost, StartHost, attach, on_unix, seconds, tool
+
+STARTED = CallEventKind.CALL_EVENT_KIND_STARTED
+ENDED = CallEventKind.CALL_EVENT_KIND_ENDED
 
 
 class Operator:
@@ -132,3 +142,118 @@ async def test_an_operator_stops_the_sidecar_and_says_how_long_calls_have(start_
     assert (await caller.outcome(call)).failure.kind == FailureKind.FAILURE_KIND_CANCELLED
     await operator.aclose()
     await host.ended()
+
+
+# --- what happens to calls, as it happens
+
+
+class Watching:
+    """Somebody who looks on, over the socket."""
+
+    def __init__(self, host: SocketHost, **fields: Any) -> None:
+        self._channel = grpc.aio.insecure_channel(host.callers_at)
+        watch = self._channel.unary_stream(
+            "/pillion.v1.AdminService/WatchCalls", WatchCallsRequest.SerializeToString, WatchCallsResponse.FromString
+        )
+        self._stream = watch(WatchCallsRequest(**fields))
+
+    async def __aenter__(self) -> Self:
+        await self._stream.initial_metadata()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def next(self) -> WatchCallsResponse:
+        async with asyncio.timeout(20):
+            event = await self._stream.read()
+        assert isinstance(event, WatchCallsResponse)
+        return event
+
+    async def kinds(self, count: int) -> list[str]:
+        events = [await self.next() for _ in range(count)]
+        return [CallEventKind.Name(event.kind).removeprefix("CALL_EVENT_KIND_") for event in events]
+
+
+@on_unix
+async def test_what_happens_to_a_call_is_seen_as_it_happens(socket_host: SocketHost) -> None:
+    worker, caller = await attach(socket_host), await socket_host.caller()
+    await caller.send(Frame(caller_hello=CallerHello(can_answer=["roots/list"])))
+    async with Watching(socket_host) as watching:
+        call = await caller.start("echo", tool_call_id="mine")
+        run = (await worker.next_invoke()).call
+        started = await watching.next()
+        assert (started.kind, started.call.tool, started.call.tool_call_id) == (STARTED, "echo", "mine")
+        assert abs(started.time_unix_nano - time.time_ns()) < 60e9
+        await worker.progress(run, {"message": "half  way"})
+        report = await watching.next()
+        assert (report.call.line, report.call.reports, report.call.worker) == ("half way", 1, "main")
+        asked = Frame(call=run)
+        asked.outbound_request.request_id = 1
+        asked.outbound_request.caller_request.method = "roots/list"
+        await worker.send(asked)
+        assert await watching.kinds(1) == ["QUESTION"]
+        await caller.cancel(call)
+        cancelled = await watching.next()
+        assert cancelled.reason == CancelReason.CANCEL_REASON_CALLER
+        assert cancelled.call.state == CallState.CALL_STATE_CANCELLING
+        await worker.fail(run, FailureKind.FAILURE_KIND_CANCELLED)
+        ended = await watching.next()
+        assert (ended.kind, ended.failure) == (ENDED, FailureKind.FAILURE_KIND_CANCELLED)
+        assert ended.call.execution_id == started.call.execution_id
+        # One that is refused before it is known what it is for begins and ends all the same.
+        await caller.call("")
+        assert await watching.kinds(2) == ["STARTED", "ENDED"]
+        call = await caller.start("echo")
+        await worker.result((await worker.next_invoke()).call, {})
+        await caller.outcome(call)
+        assert await watching.kinds(1) == ["STARTED"]
+        assert not (await watching.next()).failure
+
+
+@on_unix
+async def test_who_looks_on_first_sees_what_runs_already(socket_host: SocketHost) -> None:
+    worker, caller = await attach(socket_host, tool("echo"), tool("read")), await socket_host.caller()
+    for name in ("echo", "read"):
+        await caller.start(name)
+        await worker.next_invoke()
+    async with Watching(socket_host) as everything, Watching(socket_host, tool="read") as one:
+        first, second = await everything.next(), await everything.next()
+        assert [first.call.tool, second.call.tool] == ["echo", "read"]
+        assert (await one.next()).call.execution_id == second.call.execution_id
+        await worker.result(1, {})
+        await worker.result(2, {})
+        assert await everything.kinds(2) == ["ENDED", "ENDED"]
+        assert (await one.next()).call.tool == "read"
+    # Nobody looks on any more, and calls go on.
+    call = await caller.start()
+    await worker.result((await worker.next_invoke()).call, {})
+    assert (await caller.outcome(call)).HasField("result")
+
+
+async def test_who_looks_on_too_slowly_is_told_how_much_was_lost(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host), await memory_host.caller()
+    with memory_host.pipeline.watched(None) as watcher:
+        call = await caller.start()
+        run = (await worker.next_invoke()).call
+        for _ in range(2_000):
+            await worker.progress(run)
+        await worker.flush()
+        taken = [await watcher.take() for _ in range(1_024)]
+        assert [event.lost for event in taken] == [0] * 1_024
+        await worker.result(run, {})
+        await caller.outcome(call)
+        ended = await watcher.take()
+        assert (ended.kind, ended.lost) == (ENDED, 2_001 - 1_024)
+    assert memory_host.pipeline.watch is None
+
+
+@on_unix
+async def test_only_operators_look_on(start_host: StartHost) -> None:
+    host = await start_host()
+    assert isinstance(host, SocketHost)
+    async with grpc.aio.insecure_channel(host.workers_at) as channel:
+        watch: Any = channel.unary_stream("/pillion.v1.AdminService/WatchCalls")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await watch(b"").read()
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -194,4 +194,6 @@ async def test_a_kind_that_nobody_answers_is_refused(memory_host: MemoryHost) ->
     worker, caller = await attach(memory_host), await memory_host.caller()
     await caller.start()
     run = (await worker.next_invoke()).call
-    assert (await worker.ask(run, request(1))).error.code == UNSUPPORTED
+    asked = OutboundRequest(request_id=1)
+    asked.kv_get.key = "k"
+    assert (await worker.ask(run, asked)).error.code == UNSUPPORTED

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sidecar.cli.arguments import BadArguments, arguments_of
-from sidecar.cli.line import line_of, share_of
+from sidecar.line import line_of, share_of
 
 
 @pytest.mark.parametrize(
