@@ -142,6 +142,8 @@ class Request:
     """Whether one that is stored, and still looks good, must not do."""
     user_token: Secret[str] | None = field(default=None, compare=False)
     """The token by which the caller proved who the user is, where it did; never echoed."""
+    execution: str | None = field(default=None, compare=False)
+    """The execution that asks, for the record of it."""
 
 
 class CredentialFailed(Exception):
