@@ -183,7 +183,7 @@ class Credentials:
         for resource in self._resources:
             await resource.aclose()
 
-    def _request(  # noqa: PLR0913  # each is a fact of the question
+    def _request(
         self,
         scope: Scope,
         principal: Principal,
@@ -204,8 +204,8 @@ class Credentials:
             # There is nothing that a worker could learn of.
             self._tell("failed", request, grant.worker, CredentialUnconfigured.__name__)
             raise CredentialUnconfigured(
-                f"This sidecar has no credentials; add a [[credential]] to its settings, and name it in the credentials "
-                f"of worker {grant.worker}."
+                "This sidecar has no credentials; add a [[credential]] to its settings, and name it in the "
+                f"credentials of worker {grant.worker}."
             )
         if not grant.permits(need.service, need.mode):
             self._tell("denied", request, grant.worker, CredentialDenied.__name__)

@@ -146,6 +146,13 @@ class Request:
     """The execution that asks, for the record of it."""
 
 
+NOT_BEGUN = (
+    "That is not the answer to an authorisation that was begun here by this caller for this subject, or it came too "
+    "late; ask for the credential again, and authorise at the address that then comes."
+)
+"""What whoever completes an authorisation is told, whatever is wrong with what they hand in."""
+
+
 class CredentialFailed(Exception):
     """No credential. The text is one sentence that says what would work; it may reach a model."""
 
