@@ -40,12 +40,12 @@ class EventAudit:
             self._log.defer(self._credential, time.time_ns(), event)
 
     def refused_tools(self, worker: str, refused: Collection[RefusedTool]) -> None:
-        """A worker brought tools that were not admitted."""
-        tools = [{"name": self._redact(tool.name), "reason": tool.reason} for tool in list(refused)[:_MOST_NAMED]]
+        """A worker brought tools that were not admitted, whose names hold no secret."""
+        tools = [{"name": tool.name, "reason": tool.reason} for tool in list(refused)[:_MOST_NAMED]]
         self._add("tools_refused", {"worker": worker, "count": len(refused), "tools": tools})
 
     def refused_worker(self, worker: str, reason: str) -> None:
-        """Somebody wanted to be a worker, and was not let in. The name is theirs.
+        """Somebody wanted to be a worker, and was not let in. The name is theirs, and holds no secret.
 
         Whoever may connect may do so as often as they like, and is not to push other entries out of the log: of those
         beyond 30 a minute the next entry says how many there were.
@@ -58,7 +58,7 @@ class EventAudit:
             self._untold += 1
             return
         untold, self._untold = self._untold, 0
-        self._add("worker_refused", {"worker": self._redact(worker), "reason": reason, "untold": untold})
+        self._add("worker_refused", {"worker": worker, "reason": reason, "untold": untold})
 
     def cancelled(self, operator: Principal, execution: str) -> None:
         """An operator asked a call to stop."""

@@ -256,11 +256,15 @@ class AttachSession:
         self, descriptors: Iterable[ToolDescriptor], workers: WorkerSet
     ) -> tuple[dict[str, Tool], list[RefusedTool]]:
         admitted, turned_away = admit(descriptors, workers, self._catalogue.owners(), self._limits)
+        told = []
         for tool in turned_away:
+            # The name may be cut, and end with the beginning of what is secret.
+            name = self._redaction.stream().write(tool.name)
+            told.append(RefusedTool(name=name, reason=tool.reason))
             self._counters.add("refused_tools")
-            _log.warning("worker %s: tool %s was refused: %s", workers.name, tool.name, tool.reason)
-        if turned_away and self._refusals is not None:
-            self._refusals.refused_tools(workers.name, turned_away)
+            _log.warning("worker %s: tool %s was refused: %s", workers.name, name, tool.reason)
+        if told and self._refusals is not None:
+            self._refusals.refused_tools(workers.name, told)
         return admitted, turned_away
 
     def _welcome(self, instance: Instance, turned_away: Iterable[RefusedTool]) -> Frame:
@@ -365,7 +369,7 @@ class AttachSession:
     def _refuse(self, worker: str, reason: str) -> None:
         self._counters.add("refused_workers")
         if self._refusals is not None:
-            self._refusals.refused_worker(cut(worker, _LOG_FIELD_BYTES), reason)
+            self._refusals.refused_worker(cut(self._redaction.redact(worker), _LOG_FIELD_BYTES), reason)
         self._turn(EndingReason.UNAUTHENTICATED, reason)
 
     def _no_hello(self) -> None:

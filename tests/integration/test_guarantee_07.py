@@ -21,7 +21,7 @@ from sidecar._gen.pillion.v1.worker_pb2 import LogLevel
 from sidecar.credentials.making import Maker
 from sidecar.credentials.sealed_file import Entry
 from sidecar.credentials.secret import Secret
-from tests.support import MemoryHost, SidecarProcess, StartHost, attach, quiet
+from tests.support import MemoryHost, SidecarProcess, StartHost, attach, quiet, tool, tools_changed
 from tests.support.collector import Sink
 from tests.support.documents import ROOT
 from tests.support.issuing import (
@@ -34,6 +34,7 @@ from tests.support.issuing import (
     section,
     settings_of,
     store_login,
+    value_of,
 )
 from tests.support.oauth_stand_in import CLIENT_SECRET, OAuthStandIn
 
@@ -76,6 +77,7 @@ class Stage:
             f'[[worker]]\nname = "leaking"\ncommand = {json.dumps([sys.executable, str(LEAKING)])}\n'
             f'tools = ["leak"]\ncredentials = {json.dumps(SERVICES)}\n'
             f'[[worker]]\nname = "foreign"\ntoken_file = "{directory}/foreign.token"\n'
+            'tools = ["foreign"]\ncredentials = ["environment"]\n'
         )
         reports = (
             '[audit]\narguments = true\nresults = true\n[metrics]\nlisten = "127.0.0.1:0"\n'
@@ -154,10 +156,18 @@ async def test_guarantee_07_no_secret_is_in_anything_that_is_told_or_kept(stage:
     process = stage.process
     await process.start()
     foreign = await process.worker()
-    welcome = await foreign.hello(worker="foreign", token=stage.foreign_token)
+    welcome = await foreign.hello(tool("foreign"), worker="foreign", token=stage.foreign_token)
     intruder = await process.worker()
     await intruder.present(worker="foreign", token=f"x{stage.foreign_token}")
     await intruder.end()
+    caller = await process.caller()
+    await caller.start("foreign")
+    run = await foreign.next_invoke()
+    pulled = value_of((await foreign.ask(run.call, get("environment"))).credential.issued)
+    await foreign.fail(run.call, message=f"Not with {pulled}.")
+    stage.told.append((await caller.outcome(1)).failure.message)
+    await foreign.send(tools_changed(tool("foreign"), tool(pulled), tool(f"{'x' * 40}{pulled}")))
+    assert len((await foreign.next_of("welcome")).welcome.refused) == 2
     async with pillion.connect(process.callers_at) as host:
         await stage.leak(host, "print")
         await stage.leak(host, "log")
@@ -172,7 +182,7 @@ async def test_guarantee_07_no_secret_is_in_anything_that_is_told_or_kept(stage:
         await stage.leak(host, "said", said=learned, tool_call_id=f"call-{learned}", parent_anchor=learned)
         await stage.leak(host, "tool-error", idempotency_key="k")
         info = await host.info()
-    spans = await stage.collector.of("pillion", 10)
+    spans = await stage.collector.of("pillion", 11)
     metrics = await metrics_of(process)
     await process.aclose()
 
@@ -195,7 +205,7 @@ async def test_guarantee_07_no_secret_is_in_anything_that_is_told_or_kept(stage:
     for label in ("stdout itself", "stderr in two writes", "stdout over two lines", "frame base64", "frame field"):
         assert f"LEAK {label}" in log, label
     assert log.count("[redacted]") > 100
-    assert [text.count("[redacted]") for text in stage.told] == [0, 5, 5]
+    assert [text.count("[redacted]") for text in stage.told] == [1, 0, 5, 5]
     entries = [json.loads(line.partition(" ")[2]) for line in audit.splitlines()]
     (said,) = [entry for entry in entries if entry.get("tool_call") == "call-[redacted]"]
     assert said["parent_anchor"] == {"asserted": "[redacted]"}
