@@ -24,7 +24,7 @@ STREAMS = 16
 async def single(rounds: Rounds) -> Found:
     """One call at a time without progress, bare echo, keyed calls and calls that need a credential alternating.
 
-    Transport, payload and loop are the same. The credential is from a variable of the sidecar, which is asked each time.
+    Transport, payload and loop are the same. The credential is from a variable of the sidecar, which is read each time.
     """
     calls = int(rounds.seconds * CALLS_A_SECOND)
     async with AsyncExitStack() as stack:
