@@ -3,23 +3,26 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc.aio
+import httpx2
 import pytest
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.execute_pb2 import CompleteConsentRequest, CompleteConsentResponse
-from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.tool_pb2 import CredentialMode, CredentialNeed
 from sidecar.config import Allow, ConfigRefused
 from sidecar.credentials.making import Maker
 from sidecar.credentials.sealed_file import Entry
 from sidecar.credentials.secret import Secret
-from tests.support import READ, CallLimits, SocketHost, StartHost, WorkerPeer, attach, tool
+from tests.support import READ, CallLimits, SocketHost, StartHost, WorkerPeer, attach, oidc, tool
 from tests.support.http_stand_in import Answered
 from tests.support.issuing import (
     KEYED,
@@ -468,3 +471,78 @@ async def test_policy_says_for_whom_an_authorisation_may_be_completed(
     ann = Identity(principal="ann")
     query = source.authorize(begin_consent(text, "mail", ann), "ann")
     assert await door.complete("mail", query, identity=ann) is None
+
+
+# --- inside other calls
+
+
+async def test_a_tool_that_another_one_calls_has_its_own_credentials(
+    start_host: StartHost, source: OAuthStandIn
+) -> None:
+    text = KEYED + client_credentials("service", source.url) + authorization_code("mail", source.url)
+    host = await started(start_host, text, "service", "mail:user")
+    inner = [CredentialNeed(service="service")], [CredentialNeed(service="mail", mode=USER)]
+    worker = await attach(host, tool("echo"), tool("read", needs=inner[0]), tool("put", needs=inner[1]))
+    caller = await host.caller()
+    call = await caller.start("echo")
+    outer = await worker.next_invoke()
+    asked = OutboundRequest(request_id=1)
+    asked.tools_call.tool = "read"
+    await worker.send(Frame(call=outer.call, outbound_request=asked))
+    run = await worker.next_invoke()
+    token = value_of(run.context.credentials.services["service"])
+    await worker.fail(run.call, message=f"Not with {token}.")
+    answered = (await worker.next_of("reply", outer.call)).reply
+    assert answered.tool_outcome.failure.message == "Not with [redacted]."
+    asked = OutboundRequest(request_id=2)
+    asked.tools_call.tool = "put"
+    answered = await worker.ask(outer.call, asked)
+    assert answered.tool_outcome.failure.kind == CONSENT_REQUIRED
+    await worker.result(outer.call)
+    assert (await caller.outcome(call)).HasField("result")
+    assert held(host) == 0
+
+
+# --- a real provider
+
+
+async def test_a_real_provider_through_the_whole_sidecar(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, issuer: str
+) -> None:
+    monkeypatch.setenv("CLIENT_SECRET", oidc.CLIENT_SECRET)
+    client = {"client_id": "by-header", "client_secret_variable": "CLIENT_SECRET", "token_url": f"{issuer}/token"}
+    redirect = "http://127.0.0.1:8123/callback"
+    text = (
+        KEYED
+        + section("machine", "client_credentials", **client, scopes=["read"])
+        + section(
+            "mail",
+            "authorization_code",
+            **client,
+            authorization_url=f"{issuer}/auth",
+            redirect_url=redirect,
+            scopes=["openid", "offline_access"],
+            parameters={"prompt": "consent"},
+        )
+    )
+    host = await started(start_host, text, "machine", "mail:user")
+    worker, caller = await attach(host, needing("machine", "mail:user")), await host.caller()
+    assert (await caller.call()).failure.kind == CONSENT_REQUIRED
+    back = await oidc.authorize(begin_consent(text, "mail", redirect=redirect), "ann", redirect=redirect)
+    assert await Door(host).complete("mail", urlsplit(back).query) is None
+    await caller.start()
+    run = await worker.next_invoke()
+    tokens = {name: value_of(credential) for name, credential in run.context.credentials.services.items()}
+    fresh = await worker.ask(run.call, get("mail", mode=USER, force_refresh=True))
+    tokens["refreshed"] = value_of(fresh.credential.issued)
+    assert len(set(tokens.values())) == 3
+    async with httpx2.AsyncClient(trust_env=False, auth=("by-header", oidc.CLIENT_SECRET)) as http:
+        for name, token in tokens.items():
+            facts = (await http.post(f"{issuer}/token/introspection", data={"token": token})).json()
+            assert facts["active"] is True, name
+            assert facts.get("sub") == (None if name == "machine" else "ann")
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[str]:
+    yield from oidc.running()

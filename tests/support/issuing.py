@@ -75,14 +75,14 @@ def store_login(state_dir: Path, service: str, token: str, refresh: str, *, expi
     logins.put(Login(key, Secret(token), Secret(refresh), expires_at))
 
 
-def begin_consent(text: str, service: str, identity: Identity | None = None) -> str:
+def begin_consent(text: str, service: str, identity: Identity | None = None, *, redirect: str = REDIRECT) -> str:
     """The address at which this user's subject authorises, as the sidecar with these settings would tell its caller."""
     settings = settings_of(text)
     (found,) = [each for each in settings.credential if each.service == service]
     assert isinstance(found, AuthorizationCodeSection)
     provider = Maker(settings, Path(), VARIABLES).authorization_code(found)
     request = Request(subject(identity), local_principal(os.getuid()), Need(service, (), Mode.USER))
-    return provider.begin(request, REDIRECT).url.reveal()
+    return provider.begin(request, redirect).url.reveal()
 
 
 def get(service: str, number: int = 1, **fields: object) -> OutboundRequest:
