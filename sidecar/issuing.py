@@ -49,8 +49,8 @@ class _Issuance:
     __slots__ = ("_held", "_redactor", "pushed")
 
     def __init__(self, redactor: Redactor) -> None:
-        self.pushed: dict[str, Issued] = {}
-        """For the needs of its tool, by service."""
+        self.pushed: dict[Need, Issued] = {}
+        """For the needs of its tool."""
         self._redactor = redactor
         self._held: dict[tuple[str, Mode], tuple[Credential, Hold]] = {}
 
@@ -122,18 +122,22 @@ class Issuing:
             if issued is None:
                 missing.append(need)
             else:
-                issuance.pushed[need.service] = issued
+                issuance.pushed[need] = issued
         return self._supply_missing(call, tool, issuance, missing) if missing else None
 
     def placed(self, call: Call, _assignment: Assignment) -> None:
-        """Puts what was issued into the invocation, with how long it is good for from now."""
+        """Puts what was issued into the invocation, with how long it is good for from now.
+
+        What the worker may not be issued any more, after a reload while the call waited for it, is left out.
+        """
         issuance, invocation = self._issuances.get(call), call.invocation
         if issuance is None or invocation is None:
             return
-        now = time.time()
+        now, grant = time.time(), self._grant_of(call)
         services = invocation.invoke.context.credentials.services
-        for service, issued in issuance.pushed.items():
-            services[service].CopyFrom(message_of(issued, now))
+        for need, issued in issuance.pushed.items():
+            if grant.permits(need.service, need.mode):
+                services[need.service].CopyFrom(message_of(issued, now))
 
     async def _supply_missing(self, call: Call, tool: Tool, issuance: _Issuance, missing: list[Need]) -> None:
         if len(missing) == 1:
@@ -147,7 +151,7 @@ class Issuing:
                 raise failures.exceptions[0] from None
             issued = [task.result() for task in asking]
         for need, each in zip(missing, issued, strict=True):
-            issuance.pushed[need.service] = each
+            issuance.pushed[need] = each
 
     async def _needed(self, call: Call, tool: Tool, need: Need) -> Issued:
         try:

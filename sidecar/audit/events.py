@@ -1,6 +1,7 @@
 """What the audit log holds beside calls: credentials, what workers were refused, and what operators did."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from sidecar.credentials.facade import CredentialEvent
 from sidecar.scope import Principal
 
 _MOST_NAMED = 16
+_MOST_A_CALL = 16
+_CALLS_REMEMBERED = 4_096
 _MOST_A_MINUTE = 30
 _MINUTE = 60.0
 
@@ -29,15 +32,24 @@ class EventAudit:
         self._redact: Callable[[str], str] = str
         self._minute = 0.0
         self._told = self._untold = 0
+        self._of_calls: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """How many entries of credentials each execution has of each kind."""
 
     def write_to(self, log: AuditLog | None, names: Names, redact: Callable[[str], str]) -> None:
         """Adds entries to this log from now on; `None`: to none."""
         self._log, self._names, self._redact = log, names, redact
 
     def credential(self, event: CredentialEvent) -> None:
-        """A credential was issued, refused or authorised."""
-        if self._log is not None:
-            self._log.defer(self._credential, time.time_ns(), event)
+        """A credential was issued, refused or authorised.
+
+        A tool may ask as often as it likes, and is not to push other entries out of the log: of each kind its call has
+        16 entries, the last of which says that no more are told.
+        """
+        if self._log is None:
+            return
+        number = self._number_of(event) if event.execution is not None else 0
+        if number <= _MOST_A_CALL:
+            self._log.defer(self._credential, time.time_ns(), event, number == _MOST_A_CALL)
 
     def refused_tools(self, worker: str, refused: Collection[RefusedTool]) -> None:
         """A worker brought tools that were not admitted, whose names hold no secret."""
@@ -72,6 +84,14 @@ class EventAudit:
         """Other settings are in force."""
         self._add("reloaded", {"workers": workers, "changed": sorted(changed)})
 
+    def _number_of(self, event: CredentialEvent) -> int:
+        address = (event.execution or "", event.what)
+        number = self._of_calls.pop(address, 0) + 1
+        self._of_calls[address] = number
+        if len(self._of_calls) > _CALLS_REMEMBERED:
+            self._of_calls.popitem(last=False)
+        return number
+
     def _by(self, operator: Principal) -> Mapping[str, str]:
         return {"caller": self._names("caller", operator.name)}
 
@@ -79,7 +99,7 @@ class EventAudit:
         if self._log is not None:
             self._log.add(event, facts)
 
-    def _credential(self, now: int, event: CredentialEvent) -> str:
+    def _credential(self, now: int, event: CredentialEvent, is_last: bool) -> str:  # noqa: FBT001  # by position, as all that is deferred
         """The entry, written as text: with a need there is one for each call."""
         tenant, subject = event.scope.owner
         told = (
@@ -95,6 +115,8 @@ class EventAudit:
             told += f',"execution":"{event.execution}"'
         if event.detail:
             told += f',"detail":"{event.detail}"'
+        if is_last:
+            told += ',"more_untold":true'
         return told
 
 

@@ -160,6 +160,20 @@ class Credentials:
 
         :raises CredentialFailed: if it answers no authorisation that this principal began for this subject.
         """
+        try:
+            need, provider = await self._completed(scope, principal, service, callback_query)
+        except CredentialFailed as error:
+            request = self._request(scope, principal, Need(service, (), Mode.USER), None, None, force_refresh=False)
+            self._tell("failed", request, None, type(error).__name__)
+            raise
+        request = self._request(scope, principal, need, None, None, force_refresh=False)
+        self._freshness.forget(_key_of(request, provider))
+        self._tell("authorized", request, None, "")
+
+    async def _completed(
+        self, scope: Scope, principal: Principal, service: str, callback_query: Secret[str]
+    ) -> tuple[Need, Provider]:
+        """What is issued from now on, and who issues it."""
         provider = self._providers.get(service)
         if not isinstance(provider, Consenting):
             raise CredentialUnconfigured(_none_such(service))
@@ -172,10 +186,7 @@ class Credentials:
         callback = dict(pairs)
         if len(callback) < len(pairs) or not callback:
             raise CredentialRefused("That is no query of an address; pass on what comes after its question mark.")
-        need = await provider.complete(scope, principal, callback)
-        request = self._request(scope, principal, need, None, None, force_refresh=False)
-        self._freshness.forget(_key_of(request, provider))
-        self._tell("authorized", request, None, "")
+        return await provider.complete(scope, principal, callback), provider
 
     async def aclose(self) -> None:
         """Lets what is under way finish, for a while, and closes the resources. Closing again does nothing."""

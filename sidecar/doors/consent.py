@@ -13,6 +13,7 @@ from sidecar.scope import Principal, Scope, scope_of
 
 _QUERY_BYTES = 65_536
 _FACT_BYTES = 256
+_SERVICE_BYTES = 128
 _RETRY_AFTER = 1.0
 _NO_EXECUTION = ""
 
@@ -44,6 +45,8 @@ async def complete_consent(
             raise Refusal(
                 FailureKind.FAILURE_KIND_INVALID_ARGUMENTS, f"identity.{field.name} is over {_FACT_BYTES} bytes."
             )
+    if len(request.service.encode()) > _SERVICE_BYTES:
+        raise Refusal(FailureKind.FAILURE_KIND_INVALID_ARGUMENTS, f"service is over {_SERVICE_BYTES} bytes.")
     scope = scope_of(principal, request.identity, None, None, _NO_EXECUTION)
     check_admitted(policy, principal, scope)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+import pillion
 from sidecar._gen.pillion.v1.admin_pb2 import CancelCallRequest, ShutdownRequest
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
@@ -240,6 +241,11 @@ async def test_credentials_are_recorded_with_who_asked_and_what_came_of_it(tmp_p
         await worker.ask(run.call, get("hidden"))
         await worker.ask(run.call, get("unset", 2))
         await worker.ask(run.call, get("mail", 3, mode=CredentialMode.CREDENTIAL_MODE_USER))
+        for number in range(4, 34):
+            await worker.ask(run.call, get("github", number))
+        async with pillion.connect(process.callers_at) as host:
+            with pytest.raises(pillion.errors.CredentialUnavailable):
+                await host.complete_consent("mail", "code=x&state=y", pillion.Identity(CANARY, CANARY))
         await worker.result(run.call)
         await caller.outcome(call)
         found = await events(process, "credential")
@@ -251,7 +257,14 @@ async def test_credentials_are_recorded_with_who_asked_and_what_came_of_it(tmp_p
         ("denied", "hidden", "machine", "CredentialDenied"),
         ("failed", "unset", "machine", "CredentialRefused"),
         ("authorization_required", "mail", "user", None),
+        *[("issued", "github", "machine", "bearer")] * 15,
+        ("failed", "mail", "user", "CredentialRefused"),
     ]
+    *found, completed = found
+    assert [entry.get("more_untold", False) for entry in found] == [*[False] * (len(found) - 1), True]
+    assert {name: completed[name] for name in ("caller", "tenant", "subject")} == {
+        name: ended[name] for name in ("caller", "tenant", "subject")
+    }
     for entry in found:
         assert {name: entry[name] for name in ("caller", "tenant", "subject", "worker", "execution")} == {
             name: ended[name] for name in ("caller", "tenant", "subject", "worker", "execution")

@@ -366,6 +366,15 @@ async def test_a_sidecar_that_stops_does_not_wait_for_ever_for_a_provider(
 # --- who may be issued what, and reloads
 
 
+def granted(host: SocketHost, *words: str) -> None:
+    """Has the sidecar reload with this in place of what `main` may be issued."""
+    workers = tuple(
+        each.model_copy(update={"credentials": words}) if each.name == "main" else each for each in host.settings.worker
+    )
+    host.settings = host.settings.model_copy(update={"worker": workers})
+    host.sidecar.reload(host.settings)
+
+
 async def test_a_reload_changes_what_a_worker_may_be_issued(start_host: StartHost, source: OAuthStandIn) -> None:
     host = await started(start_host, client_credentials("service", source.url))
     worker, caller = await attach(host), await host.caller()
@@ -375,25 +384,35 @@ async def test_a_reload_changes_what_a_worker_may_be_issued(start_host: StartHos
     denied = ReplyErrorCode.REPLY_ERROR_CODE_DENIED
     assert (await worker.ask(run.call, get("service"))).error.code == denied
 
-    def reload(*granted: str) -> None:
-        workers = tuple(
-            each.model_copy(update={"credentials": granted}) if each.name == "main" else each
-            for each in host.settings.worker
-        )
-        host.settings = host.settings.model_copy(update={"worker": workers})
-        host.sidecar.reload(host.settings)
-
-    reload("service")
+    granted(host, "service")
     assert (await worker.ask(run.call, get("service", 2))).credential.HasField("issued")
     newer = await attach(host)
     await caller.start()
     run = await newer.next_invoke()
     assert run.context.has_credentials
-    reload()
+    granted(host)
     assert (await newer.ask(run.call, get("service"))).error.code == denied
     other = host.settings.model_copy(update={"credential": ()})
     with pytest.raises(ConfigRefused, match="credential cannot change"):
         host.sidecar.reload(other)
+
+
+async def test_what_was_taken_away_while_a_call_waited_does_not_reach_a_worker(
+    start_host: StartHost, source: OAuthStandIn
+) -> None:
+    host = await started(start_host, client_credentials("service", source.url), "service")
+    worker, caller = await attach(host, needing("service"), concurrency=1), await host.caller()
+    await caller.start()
+    run = await worker.next_invoke()
+    await caller.start()
+    await caller.flush()
+    granted(host)
+    await worker.next_of("drain")
+    newer = await attach(host, needing("service"), concurrency=1)
+    context = (await newer.next_invoke()).context
+    assert not context.has_credentials
+    assert not context.credentials.services
+    await worker.result(run.call)
 
 
 # --- consent

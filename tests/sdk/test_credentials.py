@@ -285,3 +285,31 @@ async def test_an_answer_of_no_known_kind_is_none() -> None:
     for answer in (CredentialAnswer(), CredentialAnswer(issued=CredentialMessage())):
         with pytest.raises(errors.CredentialRefused, match="does not know"):
             await answered(answer)
+
+
+# --- a sidecar without any
+
+
+async def test_where_none_are_configured_a_tool_knows_beforehand(
+    start_host: StartHost, start_worker: StartWorker
+) -> None:
+    without = await start_host()
+    assert isinstance(without, SocketHost)
+
+    @pillion.tool(effects=pillion.READ)
+    async def echo(ctx: pillion.ToolContext) -> bool:
+        with pytest.raises(errors.CredentialUnconfigured, match=r"has no credentials; add a \[\[credential\]\]"):
+            await ctx.credentials.request("github")
+        return ctx.has_credentials
+
+    @pillion.tool(needs=[pillion.Need("github")])
+    async def read() -> None:
+        raise AssertionError("it ran")
+
+    await start_worker(echo, read, target=without.workers_at)
+    async with pillion.connect(without.callers_at) as caller:
+        assert await caller.call("echo") is False
+        with pytest.raises(errors.CredentialUnavailable, match="read needs a credential for github"):
+            await caller.call("read")
+        with pytest.raises(errors.CredentialUnavailable, match="That is not the answer"):
+            await caller.complete_consent("github", "code=x&state=y")
