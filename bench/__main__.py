@@ -43,7 +43,7 @@ MEASURES: Final[dict[Callable[[Rounds], Awaitable[Found]], tuple[str, ...]]] = {
         "calls_per_second",
         "sidecar_cpu_us_per_call",
     ),
-    latency.single: ("latency_ratio_vs_unary_echo", "keyed_call_overhead_us"),
+    latency.single: ("latency_ratio_vs_unary_echo", "keyed_call_overhead_us", "credential_push_overhead_us"),
     streams.measure: ("streams_128x1_ratio",),
     neighbours.measure: ("noisy_neighbour_p99_ratio", "noisy_neighbour_1mib_p99_ratio"),
     memory.stalled: ("stalled_reader_rss_growth_mib",),

@@ -42,6 +42,7 @@ FIGURES: Final = (
     Figure("calls_per_second", "at 256 in flight, three progress each"),
     Figure("sidecar_cpu_us_per_call", "in that run"),
     Figure("keyed_call_overhead_us", "p50 of one call at a time with an idempotency key, less without"),
+    Figure("credential_push_overhead_us", "p50 of one call at a time with a credential it needs, less without"),
     Figure("added_p50_ms_at_1000_qps", "p50 over 16 streams with 1 KiB, less a bare host's"),
     Figure("cancel_to_tool_p99_ms", "from the caller's cancel to the tool"),
     Figure("inflight_1000_rss_mib", "sidecar with 1,000 calls in flight on four instances"),

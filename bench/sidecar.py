@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -19,12 +20,15 @@ import psutil
 
 from bench.grpc_options import CHANNEL_OPTIONS
 from bench.processes import Child, ProcessError, child, end, rss_mib
+from bench.tools import SERVICE, SIGNED
 
 STARTS_WITHIN = 15.0
 STOPS_WITHIN = 10.0
 HEALTH = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
 """A `HealthCheckResponse` whose status is SERVING."""
+VARIABLE = "PILLION_BENCH_TOKEN"
+"""The variable of the sidecar with the credential of `signed`."""
 SUPERVISED = "supervised"
 """The worker set that the sidecar starts itself, where it is asked to."""
 
@@ -136,6 +140,7 @@ async def sidecar(
                 "serve",
                 "--config",
                 str(config),
+                env={**os.environ, VARIABLE: secrets.token_urlsafe(32)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -171,9 +176,13 @@ def _configure(directory: Path, sets: Mapping[str, list[str]], *, supervised: bo
         token.write_text(secrets.token_urlsafe(32) + "\n")
         quoted = ", ".join(f'"{tool}"' for tool in tools)
         lines += ["[[worker]]", f'name = "{name}"', f'token_file = "{token}"', f"tools = [{quoted}]"]
+        if SIGNED in tools:
+            lines.append(f'credentials = ["{SERVICE}"]')
     if supervised:
         command = json.dumps([sys.executable, "-m", "bench.sdk.supervised"])
         lines += ["[[worker]]", f'name = "{SUPERVISED}"', f"command = {command}"]
+    if any(SIGNED in tools for tools in sets.values()):
+        lines += ["[[credential]]", f'service = "{SERVICE}"', 'provider = "environment"', f'variable = "{VARIABLE}"']
     config = directory / "pillion.toml"
     config.write_text("\n".join(lines) + "\n")
     return config

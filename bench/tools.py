@@ -8,6 +8,8 @@ REPORT: Final = "report"
 """Reports progress three times, then returns its arguments."""
 ECHO: Final = "echo"
 """Returns its arguments."""
+SIGNED: Final = "signed"
+"""Needs a credential, and returns its arguments."""
 SINK: Final = "sink"
 """Takes a large text and returns nothing of it."""
 FLOOD: Final = "flood"
@@ -16,6 +18,9 @@ BURST: Final = "burst"
 """Reports progress as fast as it is taken, a number of times."""
 HOLD: Final = "hold"
 """Reports progress once, then waits for a cancel."""
+
+SERVICE: Final = "bench"
+"""What `signed` needs a credential for."""
 
 ARGUMENTS: Final = {"name": "Ada", "count": 3}
 """What `report` and `echo` are called with, here and on the baselines."""

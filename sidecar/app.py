@@ -11,9 +11,12 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.artifacts import Eviction
 from sidecar.artifacts.files import FileArtifactStore
 from sidecar.artifacts.transfers import Transfers
+from sidecar.audit.events import EventAudit
 from sidecar.auditing import auditing
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
+from sidecar.credentials.facade import CredentialEvent
+from sidecar.credentials.redactor import Redactor
 from sidecar.doors.access import NOBODY, Context
 from sidecar.doors.address import reachable
 from sidecar.doors.admin import Admin
@@ -24,6 +27,7 @@ from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners
 from sidecar.doors.tool_host import ToolHost
 from sidecar.doors.transfers import TransferDoor
 from sidecar.doors.worker_host import worker_host_handler
+from sidecar.issuing import Issuing, credential_grants, issuing
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
 from sidecar.places import private_places
@@ -31,6 +35,7 @@ from sidecar.reporting import reporting
 from sidecar.scope import Principal
 from sidecar.storage import Database, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
+from sidecar.telemetry.logs import redacting
 from sidecar.wire.streams import Streams
 from sidecar.workers.catalogue import Catalogue
 from sidecar.workers.host import WorkerHost
@@ -40,6 +45,13 @@ _log = logging.getLogger(__name__)
 
 DRAIN = 30.0
 """How long running calls have when the sidecar stops, in seconds."""
+_COUNTED = {
+    "issued": "issued_credentials",
+    "authorized": "authorized_credentials",
+    "authorization_required": "unauthorized_credentials",
+    "denied": "denied_credentials",
+    "failed": "failed_credentials",
+}
 _GOODBYE_GRACE = 1.0
 _STOP_GRACE = 0.5
 
@@ -76,11 +88,22 @@ class Sidecar:
             self._database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_expired
         )
         self._transfers = Transfers()
+        self._redactor = Redactor()
+        self._events = EventAudit()
+        self._issuing: Issuing | None = None
         self._streams = Streams()
         self._callers = CallerHost(self._pipeline, self._streams, limits.wire, counters)
-        self._workers = WorkerHost(self._catalogue, self._streams, limits.workers, limits.wire, counters)
+        self._workers = WorkerHost(
+            self._catalogue,
+            self._streams,
+            limits.workers,
+            limits.wire,
+            counters,
+            redaction=self._redactor,
+            refusals=self._events,
+        )
         self._listeners = Listeners(callers_listener(settings), workers_listener(settings), counters)
-        self._supervisor = Supervisor(self._catalogue, limits.workers, counters)
+        self._supervisor = Supervisor(self._catalogue, limits.workers, counters, self._redactor)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -92,16 +115,21 @@ class Sidecar:
         settings = self.settings
         launches = [launch_of(worker, settings) for worker in settings.worker if worker.command is not None]
         listeners = self._listeners
-        with private_places(settings.state_dir, listeners.callers.address, listeners.workers.address):
+        redact = self._redactor.redact
+        with (
+            private_places(settings.state_dir, listeners.callers.address, listeners.workers.address),
+            redacting(redact),
+        ):
             await self._database.open()
             try:
                 async with (
                     self._artifacts,
-                    auditing(settings, self._pipeline),
+                    auditing(settings, self._pipeline, self._events, redact),
+                    issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
-                    await self._listen()
+                    await self._listen(self._issuing)
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._artifacts.keep_tidy)
                     tasks.start_soon(self._tell_health)
@@ -192,6 +220,8 @@ class Sidecar:
         self._listeners.callers.renew(callers)
         self._listeners.workers.renew(workers)
         self._policy.replace(rules_of(settings))
+        if self._issuing is not None:
+            self._issuing.renew(credential_grants(settings))
         for name in grants.keys() - changed:
             self._catalogue.sets[name].grant.renew(grants[name])
         self._catalogue.reconfigure(grants, changed)
@@ -201,9 +231,10 @@ class Sidecar:
             self._supervisor.keep(launches[name])
         self.settings = settings
         self._counters.add("reloads")
+        self._events.reloaded(len(grants), changed)
         _log.info("reloaded: %d workers, %d of them changed or new", len(grants), len(changed))
 
-    async def _listen(self) -> None:
+    async def _listen(self, issuing_: Issuing) -> None:
         pipeline, catalogue, listen = self._pipeline, self._catalogue, self.settings.listen
         access = self._listeners.callers.access
 
@@ -218,8 +249,10 @@ class Sidecar:
         def bulk() -> Bulk:
             return Bulk(limits.artifacts.transfers, limits.wire.stall_after)
 
-        tool_host = ToolHost(self._callers, pipeline, catalogue, self._policy, limits.wire, principal_of)
-        admin = Admin(pipeline, self.stop, principal_of, is_operator)
+        tool_host = ToolHost(
+            self._callers, pipeline, catalogue, self._policy, issuing_.credentials, limits.wire, principal_of
+        )
+        admin = Admin(pipeline, self.stop, principal_of, is_operator, self._events)
         try:
             self.callers_at, self.workers_at = await self._listeners.start(
                 tool_host.handler(),
@@ -233,6 +266,10 @@ class Sidecar:
             raise ConfigRefused(str(error)) from None
         await self._listeners.health.set("", SERVING)
         _log.info("callers at %s, workers at %s", self.callers_at, self.workers_at)
+
+    def _tell_credential(self, event: CredentialEvent) -> None:
+        self._counters.add(_COUNTED[event.what])
+        self._events.credential(event)
 
     def _count_expired(self, expired: Sequence[Eviction]) -> None:
         self._counters.add("expired_artifacts", len(expired))

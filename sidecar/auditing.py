@@ -3,13 +3,15 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sidecar.audit.calls import CallAudit
 from sidecar.audit.chain import Key
+from sidecar.audit.events import EventAudit
 from sidecar.audit.log import AuditLog, AuditRefused, Places
+from sidecar.audit.names import names_by
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.private_files import private_bytes
@@ -57,8 +59,10 @@ def _make_key(path: Path) -> None:
 
 
 @asynccontextmanager
-async def auditing(settings: Settings, pipeline: Pipeline) -> AsyncIterator[None]:
-    """Keeps the log inside the block, if the settings ask for one.
+async def auditing(
+    settings: Settings, pipeline: Pipeline, events: EventAudit, redact: Callable[[str], str]
+) -> AsyncIterator[None]:
+    """Keeps the log inside the block, if the settings ask for one: of calls, and of other events.
 
     :raises ConfigRefused: if it cannot be kept; the text says what to do.
     """
@@ -72,11 +76,16 @@ async def auditing(settings: Settings, pipeline: Pipeline) -> AsyncIterator[None
         await asyncio.to_thread(log.open)
     except AuditRefused as refused:
         raise ConfigRefused(str(refused)) from None
-    pipeline.audit = CallAudit(log, key, required=audit.required, arguments=audit.arguments, results=audit.results)
+    names = names_by(key)
+    pipeline.audit = CallAudit(
+        log, names, redact, required=audit.required, arguments=audit.arguments, results=audit.results
+    )
+    events.write_to(log, names, redact)
     syncing = asyncio.get_running_loop().create_task(log.run())
     try:
         yield
     finally:
         syncing.cancel()
         await asyncio.gather(syncing, return_exceptions=True)
+        events.write_to(None, names, redact)
         await asyncio.to_thread(log.close)

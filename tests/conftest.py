@@ -1,6 +1,6 @@
 """Fixtures for tests with a sidecar, a caller and a worker. `tests.support` shows how they are used."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
         workers: WorkerLimits | None = None,
         artifacts: ArtifactLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
+        credentials: str = "",
+        granted: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Host:
         setup = Setup(
             calls or CallLimits(),
@@ -84,6 +86,8 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
             workers or WorkerLimits(),
             sets or SETS,
             artifacts or ArtifactLimits(),
+            credentials,
+            granted or {},
         )
         if transport == "memory":
             host: Host = MemoryHost(setup)

@@ -12,6 +12,7 @@ _GREETING = {"name": {"type": "string"}, "count": {"type": "integer"}}
 _PROPERTIES: dict[str, dict[str, Any]] = {
     tools.REPORT: _GREETING,
     tools.ECHO: _GREETING,
+    tools.SIGNED: _GREETING,
     tools.SINK: {"text": {"type": "string"}},
     tools.FLOOD: {"per_second": {"type": "integer"}},
     tools.BURST: {"count": {"type": "integer"}},
@@ -31,4 +32,9 @@ def _descriptor(name: str, properties: dict[str, Any]) -> ToolDescriptor:
         "required": list(properties),
         "additionalProperties": False,
     }
-    return ToolDescriptor(name=name, description=f"The benchmark's {name}.", input_schema=json.dumps(schema).encode())
+    descriptor = ToolDescriptor(
+        name=name, description=f"The benchmark's {name}.", input_schema=json.dumps(schema).encode()
+    )
+    if name == tools.SIGNED:
+        descriptor.needs.add(service=tools.SERVICE)
+    return descriptor

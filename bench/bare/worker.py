@@ -63,6 +63,7 @@ class Worker:
         self._instant: dict[str, Callable[[int, bytes], bytes]] = {
             tools.REPORT: self._report,
             tools.ECHO: self._echo,
+            tools.SIGNED: self._echo,
             tools.SINK: self._sink,
             tools.HOLD: self._hold,
         }

@@ -22,17 +22,22 @@ STREAMS = 16
 
 
 async def single(rounds: Rounds) -> Found:
-    """One call at a time without progress, bare echo and keyed calls alternating; same transport, payload and loop."""
+    """One call at a time without progress, bare echo, keyed calls and calls that need a credential alternating.
+
+    Transport, payload and loop are the same. The credential is from a variable of the sidecar, which is read each time.
+    """
     calls = int(rounds.seconds * CALLS_A_SECOND)
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pillion-bench-"))
         target = f"unix:{directory}/echo.sock"
         await stack.enter_async_context(child("bench.baselines.echo", "server", target))
         echo_client = await stack.enter_async_context(child("bench.baselines.echo", "client", target))
-        host = await stack.enter_async_context(sidecar({"bench": [tools.ECHO]}, bare=rounds.bare))
-        await stack.enter_async_context(host.worker("bench", 256))
+        sets = {"bench": [tools.ECHO], "signing": [tools.SIGNED]}
+        host = await stack.enter_async_context(sidecar(sets, bare=rounds.bare))
+        for name in sets:
+            await stack.enter_async_context(host.worker(name, 256))
         caller = await stack.enter_async_context(host.caller())
-        echo, plain, keyed = [], [], []
+        echo, plain, keyed, signed = [], [], [], []
         for number in range(rounds.count):
             answer = await echo_client.ask("latency", calls=calls, payload=json.dumps(tools.ARGUMENTS))
             echo.append(answer["p50_ms"])
@@ -42,11 +47,17 @@ async def single(rounds: Rounds) -> Found:
                 "latency", tool=tools.ECHO, calls=calls, arguments=tools.ARGUMENTS, keys=f"round-{number}"
             )
             keyed.append(answer["p50_ms"])
-            say(f"round {number + 1}: p50 {plain[-1]:.3f} ms; keyed {keyed[-1]:.3f} ms; echo {echo[-1]:.3f} ms")
+            answer = await caller.ask("latency", tool=tools.SIGNED, calls=calls, arguments=tools.ARGUMENTS)
+            signed.append(answer["p50_ms"])
+            say(
+                f"round {number + 1}: p50 {plain[-1]:.3f} ms; keyed {keyed[-1]:.3f} ms; with a credential "
+                f"{signed[-1]:.3f} ms; echo {echo[-1]:.3f} ms"
+            )
     return Found(
         figures={
             "latency_ratio_vs_unary_echo": median(ours / theirs for ours, theirs in zip(plain, echo, strict=True)),
             "keyed_call_overhead_us": median(key - none for key, none in zip(keyed, plain, strict=True)) * 1e3,
+            "credential_push_overhead_us": median(need - none for need, none in zip(signed, plain, strict=True)) * 1e3,
         },
         behind={"p50_ms": median(plain), "unary_echo_p50_ms": median(echo)},
     )

@@ -37,6 +37,12 @@ class Tools:
         """Returns its arguments."""
         return {"name": name, "count": count}
 
+    async def signed(self, name: str, count: int, ctx: pillion.ToolContext) -> dict[str, Any]:
+        """Needs a credential, looks at it, and returns its arguments."""
+        if ctx.credential is None:
+            raise pillion.ToolError("There is no credential.")
+        return {"name": name, "count": count}
+
     async def sink(self, text: str) -> dict[str, Any]:
         """Takes a large text and returns nothing of it."""
         del text
@@ -74,7 +80,8 @@ class Tools:
 
     def named(self, name: str) -> pillion.Tool[..., Any]:
         """The tool of this name. It declares no output schema, as those of the baselines do not."""
-        return pillion.tool(output=None)(getattr(self, name))
+        needs = [pillion.Need(tools.SERVICE)] if name == tools.SIGNED else []
+        return pillion.tool(output=None, needs=needs)(getattr(self, name))
 
     # --- the control line
 

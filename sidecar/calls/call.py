@@ -172,8 +172,11 @@ class Call(CallClock):
         remaining = self.deadline - now
         renew(invocation.invoke.context, remaining if remaining > 0 else _LEAST_TIME, attempt, self.generation)
         self._set_due(now)
-        if self.tool is not None and self.tool.declares:
-            self._pipeline.placed(self, self.tool, assignment)
+        tool = self.tool
+        if (issued_to := self._pipeline.issued_to) or attempt > 1:
+            invocation.invoke.context.has_credentials = tool is not None and tool.workers.name in issued_to
+        if tool is not None and tool.declares:
+            self._pipeline.placed(self, tool, assignment)
         if not assignment.send(invocation):
             self._assignment = None
             self._attempt -= 1
@@ -237,7 +240,7 @@ class Call(CallClock):
         assignment.release()
         cause = self._cause
         if cause is None:
-            outcome = checked(frame, tool)
+            outcome = checked(frame, tool, self._pipeline.redact)
             if tool.places and (placing := self._pipeline.placing(self, tool, outcome)) is not None:
                 self._place(tool, placing)
             else:
@@ -271,12 +274,12 @@ class Call(CallClock):
             self.settle(failed(self._cause))
         elif not assignment.invoked:
             self._attempt -= 1
-            self._route_again(tool)
+            self._run_again(tool)
         elif tool.effects == _UNSAFE:
             self.settle(failed(causes.outcome_unknown(tool)))
         elif self._attempt == 1 and self._looked_only:
             self._pipeline.counters.add("retries")
-            self._route_again(tool)
+            self._run_again(tool)
         else:
             self.settle(failed(causes.worker_lost(tool)))
 
@@ -446,6 +449,15 @@ class Call(CallClock):
 
     def _route_again(self, tool: Tool) -> None:
         self._pipeline.gate(self, self.route, tool.workers, self._pipeline.loop.time())
+
+    def _run_again(self, tool: Tool) -> None:
+        """Its instance is gone: it goes to another one."""
+        if "needs" not in tool.declares:
+            self._route_again(tool)
+            return
+        if self.invocation is not None:
+            self.invocation.invoke.context.ClearField("credentials")
+        self._pipeline.gate(self, self._pipeline.supply_again, self, tool)
 
     def _requests_end(self) -> None:
         """The tool is gone, and takes no answers."""

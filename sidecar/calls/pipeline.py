@@ -49,6 +49,7 @@ _Arguments = TypeVarTuple("_Arguments")
 _has = Outcome.HasField
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
 _RETRY_AFTER = 1.0
+_PERISHABLE = ("needs",)
 _NO_TOOL = "There is no tool of this name; ListTools says which there are."
 
 
@@ -98,6 +99,10 @@ class Pipeline:
         """Who answers what running tools ask, by the name of the request."""
         self.placer: Placer | None = None
         """Who moves large results; `None`: nobody, and they are refused."""
+        self.issued_to: frozenset[str] = frozenset()
+        """The worker sets that there are credentials for: their tools are told so."""
+        self.redact: Callable[[str], str] | None = None
+        """Takes secrets out of texts; `None`: there are none."""
         self.draining = False
         """Whether new calls are refused because the sidecar stops."""
         self._catalogue = catalogue
@@ -168,7 +173,7 @@ class Pipeline:
         if self.audit is not None:
             self.audit.ended(call, frame, seconds)
         if call.span is not None:
-            call.span.end(_ended(call, outcome))
+            call.span.end(_ended(call, outcome, self.redact))
 
     def resolve_again(self, call: Call) -> None:
         """Takes a call that waited for its tool, or whose version of it has gone, through the gates from 3 on.
@@ -202,6 +207,13 @@ class Pipeline:
         except Refusal:
             return False
         return True
+
+    def supply_again(self, call: Call, tool: Tool) -> None:
+        """Takes a call that is to run on another instance through gate 9 once more: credentials do not last.
+
+        :raises Refusal: if the gate refuses it now.
+        """
+        self._go_on(call, tool, self._supply(call, tool, _PERISHABLE), self.loop.time())
 
     def placed(self, call: Call, tool: Tool, assignment: Assignment) -> None:
         """An instance was found for a call of a tool that declares something."""
@@ -280,7 +292,10 @@ class Pipeline:
         if is_new and call.key is not None:
             self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
             return
-        supplying = self._provide(call, tool)
+        self._go_on(call, tool, self._provide(call, tool), now)
+
+    def _go_on(self, call: Call, tool: Tool, supplying: asyncio.Task[None] | None, now: float) -> None:
+        """Gate 10, at once or when the task is done."""
         if supplying is None:
             call.route(tool.workers, now)
         else:
@@ -297,11 +312,11 @@ class Pipeline:
                 FailureKind.FAILURE_KIND_UNSUPPORTED,
                 f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
             )
-        return self._supply(call, tool) if tool.declares else None
+        return self._supply(call, tool, tool.declares) if tool.declares else None
 
-    def _supply(self, call: Call, tool: Tool) -> asyncio.Task[None] | None:
+    def _supply(self, call: Call, tool: Tool, what: Iterable[str]) -> asyncio.Task[None] | None:
         """Gates 8 and 9, one after the other."""
-        suppliers = iter([self._supplier(tool, declared) for declared in tool.declares])
+        suppliers = iter([self._supplier(tool, declared) for declared in what])
         for supplier in suppliers:
             supplying = supplier.supply(call, tool)
             if supplying is not None:
@@ -396,7 +411,7 @@ def _unaudited() -> Refusal:
     )
 
 
-def _ended(call: Call, outcome: Outcome) -> Ended:
+def _ended(call: Call, outcome: Outcome, redact: Callable[[str], str] | None) -> Ended:
     workers = call.tool.workers if call.tool is not None else call.worker_set
     return Ended(
         tool=call.tool_name if workers is not None else None,
@@ -404,5 +419,5 @@ def _ended(call: Call, outcome: Outcome) -> Ended:
         kind=kind_name(outcome.failure.kind) if outcome.HasField("failure") else "RESULT",
         is_error=outcome.result.is_error,
         execution_id=call.execution_id,
-        tool_call_id=call.tool_call_id,
+        tool_call_id=call.tool_call_id if redact is None else redact(call.tool_call_id),
     )

@@ -1,5 +1,7 @@
 """Gate 12: what a tool's worker says of the call's end, held to what the tool declared."""
 
+from collections.abc import Callable
+
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome, Result, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
@@ -50,8 +52,11 @@ def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
     return effects_of_return(tool) if outcome.HasField("result") else effects_of_attempt(tool)
 
 
-def checked(frame: Frame, tool: Tool) -> Frame:
-    """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead."""
+def checked(frame: Frame, tool: Tool, redact: Callable[[str], str] | None) -> Frame:
+    """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead.
+
+    `redact` takes secrets out of what it says of a failure. A result is the tool's word, and passes as it is.
+    """
     outcome = frame.outcome
     if _has(outcome, "result"):
         if _has(outcome, "uploaded_reference"):
@@ -72,7 +77,7 @@ def checked(frame: Frame, tool: Tool) -> Frame:
         wrong = _misfit(frame, tool)
         return frame if wrong is None else failed(wrong)
     if outcome.HasField("failure"):
-        return _believed(frame, tool)
+        return _believed(frame, tool, redact or str)
     if outcome.HasField("paused"):
         return failed(
             failure(
@@ -122,7 +127,7 @@ def _misfit(frame: Frame, tool: Tool) -> Failure | None:
     )
 
 
-def _believed(frame: Frame, tool: Tool) -> Frame:
+def _believed(frame: Frame, tool: Tool, redact: Callable[[str], str]) -> Frame:
     reason = frame.outcome.failure
     if reason.kind not in _KINDS_OF_TOOLS:
         return failed(
@@ -133,7 +138,8 @@ def _believed(frame: Frame, tool: Tool) -> Frame:
             )
         )
     frame.outcome.ClearField("uploaded_reference")
-    reason.message = cut(reason.message)
+    # Before it is cut: half a secret is not found.
+    reason.message = cut(redact(reason.message))
     reason.side_effects = effects_of(frame, tool)
     if reason.retry_after.seconds < 0 or reason.retry_after.nanos < 0:
         reason.ClearField("retry_after")
@@ -141,7 +147,7 @@ def _believed(frame: Frame, tool: Tool) -> Frame:
         del reason.issues[_ISSUES:]
         for issue in reason.issues:
             issue.path, issue.rule, issue.message = (
-                cut(text, _ISSUE_BYTES) for text in (issue.path, issue.rule, issue.message)
+                cut(redact(text), _ISSUE_BYTES) for text in (issue.path, issue.rule, issue.message)
             )
     else:
         reason.ClearField("issues")

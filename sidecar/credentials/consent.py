@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sidecar.credentials.port import CredentialRefused, Mode, Need, Request
+from sidecar.credentials.port import NOT_BEGUN, CredentialRefused, Mode, Need, Request
 from sidecar.credentials.sealing import Key, Sealer, SealRefused
 from sidecar.credentials.secret import Secret
 from sidecar.scope import Owner, Principal
@@ -18,10 +18,6 @@ from sidecar.scope import Owner, Principal
 _PURPOSE = "consent"
 _LIFE = 900.0
 _MOST_USED = 4_096
-_REFUSAL = (
-    "That is not the answer to an authorisation that was begun here by this caller for this subject, or it came too "
-    "late; ask for the credential again, and authorise at the address that then comes."
-)
 
 
 class Begun(NamedTuple):
@@ -76,7 +72,7 @@ class Consents:
             sealed = base64.b64decode(state + "=" * (-len(state) % 4), altchars=b"-_", validate=True)
             value = json.loads(self._sealer.open(sealed, "state"))
         except (ValueError, binascii.Error, SealRefused):
-            raise CredentialRefused(_REFUSAL) from None
+            raise CredentialRefused(NOT_BEGUN) from None
         digest = hashlib.sha256(sealed).digest()
         asked = [list(owner), principal.name, service]
         if (
@@ -84,7 +80,7 @@ class Consents:
             or value["until"] <= self._clock()
             or digest in self._used
         ):
-            raise CredentialRefused(_REFUSAL)
+            raise CredentialRefused(NOT_BEGUN)
         # The provider takes a code once; that is what counts after a restart, and beyond what is remembered here.
         self._used[digest] = None
         while len(self._used) > _MOST_USED:

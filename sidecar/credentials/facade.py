@@ -52,6 +52,8 @@ class CredentialEvent(NamedTuple):
     """The worker set that asked; none where a caller handed in an authorisation."""
     detail: str
     """The kind of what was issued, or the class of the failure."""
+    execution: str | None
+    """The execution that asked, where one did."""
 
 
 class _Key(NamedTuple):
@@ -102,12 +104,13 @@ class Credentials:
         *,
         grant: CredentialGrant,
         user_token: Secret[str] | None = None,
+        execution: str | None = None,
     ) -> Issued | None:
         """The credential, if it is remembered and good. Else `resolve` answers.
 
         :raises CredentialFailed: as `resolve` does, where no provider need be asked for that.
         """
-        request = self._request(scope, principal, need, user_token, force_refresh=False)
+        request = self._request(scope, principal, need, user_token, execution, force_refresh=False)
         provider = self._admitted(request, grant)
         if not provider.keeps_for:
             return None
@@ -125,6 +128,7 @@ class Credentials:
         grant: CredentialGrant,
         force_refresh: bool = False,
         user_token: Secret[str] | None = None,
+        execution: str | None = None,
     ) -> Answer:
         """A credential for the scope's tenant and subject, or that a person must authorise the service first.
 
@@ -133,7 +137,7 @@ class Credentials:
 
         :raises CredentialFailed: if there is none; its class says why, its text what would work.
         """
-        request = self._request(scope, principal, need, user_token, force_refresh=force_refresh)
+        request = self._request(scope, principal, need, user_token, execution, force_refresh=force_refresh)
         provider = self._admitted(request, grant)
         try:
             if provider.keeps_for:
@@ -156,6 +160,20 @@ class Credentials:
 
         :raises CredentialFailed: if it answers no authorisation that this principal began for this subject.
         """
+        try:
+            need, provider = await self._completed(scope, principal, service, callback_query)
+        except CredentialFailed as error:
+            request = self._request(scope, principal, Need(service, (), Mode.USER), None, None, force_refresh=False)
+            self._tell("failed", request, None, type(error).__name__)
+            raise
+        request = self._request(scope, principal, need, None, None, force_refresh=False)
+        self._freshness.forget(_key_of(request, provider))
+        self._tell("authorized", request, None, "")
+
+    async def _completed(
+        self, scope: Scope, principal: Principal, service: str, callback_query: Secret[str]
+    ) -> tuple[Need, Provider]:
+        """What is issued from now on, and who issues it."""
         provider = self._providers.get(service)
         if not isinstance(provider, Consenting):
             raise CredentialUnconfigured(_none_such(service))
@@ -168,10 +186,7 @@ class Credentials:
         callback = dict(pairs)
         if len(callback) < len(pairs) or not callback:
             raise CredentialRefused("That is no query of an address; pass on what comes after its question mark.")
-        need = await provider.complete(scope, principal, callback)
-        request = self._request(scope, principal, need, None, force_refresh=False)
-        self._freshness.forget(_key_of(request, provider))
-        self._tell("authorized", request, None, "")
+        return await provider.complete(scope, principal, callback), provider
 
     async def aclose(self) -> None:
         """Lets what is under way finish, for a while, and closes the resources. Closing again does nothing."""
@@ -180,15 +195,29 @@ class Credentials:
             await resource.aclose()
 
     def _request(
-        self, scope: Scope, principal: Principal, need: Need, user_token: Secret[str] | None, *, force_refresh: bool
+        self,
+        scope: Scope,
+        principal: Principal,
+        need: Need,
+        user_token: Secret[str] | None,
+        execution: str | None,
+        *,
+        force_refresh: bool,
     ) -> Request:
         scopes = tuple(sorted(set(need.scopes)))
-        return Request(scope, principal, need._replace(scopes=scopes), force_refresh, user_token)
+        return Request(scope, principal, need._replace(scopes=scopes), force_refresh, user_token, execution)
 
     def _admitted(self, request: Request, grant: CredentialGrant) -> Provider:
         """The provider of what the worker may be issued. A worker learns of no other services."""
         need = request.need
         mode = need.mode.name.lower()
+        if not self._providers:
+            # There is nothing that a worker could learn of.
+            self._tell("failed", request, grant.worker, CredentialUnconfigured.__name__)
+            raise CredentialUnconfigured(
+                "This sidecar has no credentials; add a [[credential]] to its settings, and name it in the "
+                f"credentials of worker {grant.worker}."
+            )
         if not grant.permits(need.service, need.mode):
             self._tell("denied", request, grant.worker, CredentialDenied.__name__)
             raise CredentialDenied(
@@ -231,7 +260,18 @@ class Credentials:
         detail: str,
     ) -> None:
         need = request.need
-        self._report(CredentialEvent(what, need.service, need.mode, request.scope, request.principal, worker, detail))
+        self._report(
+            CredentialEvent(
+                what,
+                need.service,
+                need.mode,
+                request.scope,
+                request.principal,
+                worker,
+                detail,
+                request.execution,
+            )
+        )
 
 
 def _key_of(request: Request, provider: Provider) -> _Key:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from sidecar._gen.pillion.v1.context_pb2 import Credential as CredentialMessage
 from sidecar._gen.pillion.v1.outbound_pb2 import CredentialAnswer, ReplyErrorCode
 from sidecar._gen.pillion.v1.tool_pb2 import CredentialMode, CredentialNeed
+from sidecar.credentials.grant import SERVICE
 from sidecar.credentials.port import (
     Answer,
     ApiKey,
@@ -20,16 +21,39 @@ from sidecar.credentials.port import (
     ProviderDown,
 )
 
-_USER = CredentialMode.CREDENTIAL_MODE_USER
+_MODES = {
+    CredentialMode.CREDENTIAL_MODE_UNSPECIFIED: Mode.MACHINE,
+    CredentialMode.CREDENTIAL_MODE_MACHINE: Mode.MACHINE,
+    CredentialMode.CREDENTIAL_MODE_USER: Mode.USER,
+}
+_MOST_SCOPES = 64
+_SCOPE_BYTES = 256
+
+
+class NeedRefused(ValueError):
+    """A credential is asked for in a way that has no answer. The text is a sentence that says what would do."""
 
 
 def need_of(service: str, scopes: Iterable[str], mode: "CredentialMode.ValueType") -> Need:
-    """What is needed, as a tool declares it or asks for it."""
-    return Need(service, tuple(scopes), Mode.USER if mode == _USER else Mode.MACHINE)
+    """What is needed, as a tool declares it or asks for it.
+
+    :raises NeedRefused: if that is not what a service, scopes and a mode look like.
+    """
+    named = tuple(scopes)
+    if not SERVICE.fullmatch(service):
+        raise NeedRefused("A service is named by 1 to 128 letters, digits, dots, hyphens and underscores.")
+    if mode not in _MODES:
+        raise NeedRefused("The mode of a credential is MACHINE or USER.")
+    if len(named) > _MOST_SCOPES or any(len(scope.encode()) > _SCOPE_BYTES for scope in named):
+        raise NeedRefused(f"A credential has at most {_MOST_SCOPES} scopes of at most {_SCOPE_BYTES} bytes.")
+    return Need(service, named, _MODES[mode])
 
 
 def needs_of(declared: Iterable[CredentialNeed]) -> tuple[Need, ...]:
-    """What a tool declares that it needs."""
+    """What a tool declares that it needs.
+
+    :raises NeedRefused: if that is not what needs look like.
+    """
     return tuple(need_of(need.service, need.scopes, need.mode) for need in declared)
 
 

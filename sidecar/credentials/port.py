@@ -142,6 +142,15 @@ class Request:
     """Whether one that is stored, and still looks good, must not do."""
     user_token: Secret[str] | None = field(default=None, compare=False)
     """The token by which the caller proved who the user is, where it did; never echoed."""
+    execution: str | None = field(default=None, compare=False)
+    """The execution that asks, for the record of it."""
+
+
+NOT_BEGUN = (
+    "That is not the answer to an authorisation that was begun here by this caller for this subject, or it came too "
+    "late; ask for the credential again, and authorise at the address that then comes."
+)
+"""What whoever completes an authorisation is told, whatever is wrong with what they hand in."""
 
 
 class CredentialFailed(Exception):

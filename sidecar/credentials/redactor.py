@@ -1,5 +1,6 @@
 """Takes the secrets that were issued out of all that is written down."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -64,7 +65,7 @@ class Redactor:
     """Replaces secrets in texts, in the forms that they take there: escaped, URL-encoded, in base64.
 
     It knows a bounded number of them: those that calls hold, and of the others the latest. Values under four characters
-    are not looked for. For one thread, as all that issues credentials is.
+    are not looked for. It learns of them in one thread, as all that issues credentials is; any thread may redact.
     """
 
     def __init__(self, *, most_values: int = _MOST_VALUES, most_characters: int = _MOST_CHARACTERS) -> None:
@@ -73,10 +74,19 @@ class Redactor:
         self._entries: OrderedDict[str | bytes, _Entry] = OrderedDict()
         self._characters = 0
         self._held = 0
-        self._patterns: tuple[str, ...] | None = ()
+        self._patterns: dict[str, int] = {}
+        """What is looked for, and for how many secrets."""
         self._heads: dict[str, list[str]] = {}
-        self._starts: set[str] = set()
-        """The heads of heads."""
+        """The same, by what it begins with."""
+        self._starts: dict[str, int] = {}
+        """The heads of heads, and of how many."""
+        self._changing = threading.Lock()
+        """Held for moments: while these change, and while it is read what of them may be in a text."""
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether there is anything that it looks for."""
+        return bool(self._entries)
 
     def statistics(self) -> RedactorStatistics:
         """What it looks for now."""
@@ -118,7 +128,9 @@ class Redactor:
             self._make_room(entry.characters)
             self._entries[value] = entry
             self._characters += entry.characters
-            self._patterns = None
+            with self._changing:
+                for rendering in entry.renderings:
+                    self._look_for(rendering)
         else:
             self._entries.move_to_end(value)
         return entry
@@ -128,30 +140,52 @@ class Redactor:
             oldest = next((value for value, entry in self._entries.items() if not entry.holders), None)
             if oldest is None:
                 raise RedactorFull("Too many secrets are held by running calls; try again when some have ended.")
-            self._characters -= self._entries.pop(oldest).characters
-            self._patterns = None
+            entry = self._entries.pop(oldest)
+            self._characters -= entry.characters
+            with self._changing:
+                for rendering in entry.renderings:
+                    self._look_no_more(rendering)
 
     def _released(self, entries: Iterable[_Entry]) -> None:
         for entry in entries:
             entry.holders -= 1
             self._held -= entry.holders == 0
 
-    def _known(self) -> tuple[str, ...]:
-        if self._patterns is None:
-            self._patterns = tuple({text for entry in self._entries.values() for text in entry.renderings})
-            self._heads = {}
-            for pattern in self._patterns:
-                self._heads.setdefault(pattern[:_HEAD], []).append(pattern)
-            self._starts = {head[:length] for head in self._heads for length in range(1, _HEAD)}
-        return self._patterns
+    def _look_for(self, pattern: str) -> None:
+        known = self._patterns.get(pattern, 0)
+        self._patterns[pattern] = known + 1
+        if known:
+            return
+        head = pattern[:_HEAD]
+        if head not in self._heads:
+            self._heads[head] = []
+            for length in range(1, _HEAD):
+                self._starts[head[:length]] = self._starts.get(head[:length], 0) + 1
+        self._heads[head].append(pattern)
+
+    def _look_no_more(self, pattern: str) -> None:
+        self._patterns[pattern] -= 1
+        if self._patterns[pattern]:
+            return
+        del self._patterns[pattern]
+        head = pattern[:_HEAD]
+        self._heads[head].remove(pattern)
+        if self._heads[head]:
+            return
+        del self._heads[head]
+        for start in (head[:length] for length in range(1, _HEAD)):
+            self._starts[start] -= 1
+            if not self._starts[start]:
+                del self._starts[start]
 
     def _candidates(self, text: str) -> Iterable[str]:
         """All that may be in the text, and perhaps more."""
-        patterns = self._known()
-        if len(patterns) < _MANY:
-            return patterns
+        if len(self._patterns) < _MANY:
+            with self._changing:
+                return tuple(self._patterns)
         begun = {text[start : start + _HEAD] for start in range(len(text) - _HEAD + 1)}
-        return [pattern for head in self._heads.keys() & begun for pattern in self._heads[head]]
+        with self._changing:
+            return [pattern for head in self._heads.keys() & begun for pattern in self._heads[head]]
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         """From where to where secrets are in the text; they may overlap."""
@@ -194,7 +228,7 @@ class RedactedStream:
     def write(self, text: str) -> str:
         """The next text, without secrets."""
         redactor = self._redactor
-        if not redactor.statistics().values:
+        if not redactor.knows_any:
             self._tail = ""
             return text
         tail, self._tail = self._tail, ""

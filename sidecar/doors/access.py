@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +10,12 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from sidecar.scope import Principal, local_principal
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.outcome import Refusal
+from sidecar.policy import Policy
+from sidecar.scope import Principal, Scope, local_principal
+
+_log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -91,6 +97,23 @@ class CertificateAccess:
     def principal_of(self, context: Context) -> Principal | None:
         """Whom the certificate names."""
         return certified(context.auth_context())
+
+
+def check_admitted(policy: Policy, principal: Principal, scope: Scope) -> None:
+    """Goes on if this principal may act for the scope's tenant and subject.
+
+    :raises Refusal: if not, or if policy cannot say.
+    """
+    try:
+        is_admitted = policy.admits(principal, scope)
+    except Exception as error:  # noqa: BLE001  # one that fails denies
+        _log.error("policy failed", exc_info=error)
+        is_admitted = False
+    if not is_admitted:
+        raise Refusal(
+            FailureKind.FAILURE_KIND_DENIED,
+            "This caller may not act for this tenant and subject; the rules say who.",
+        )
 
 
 def certified(facts: Mapping[str, Iterable[bytes]]) -> Principal | None:

@@ -1,7 +1,7 @@
 """The operator's service over gRPC, for users of this machine, and for those whom the settings name."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -28,6 +28,18 @@ SERVICE = "pillion.v1.AdminService"
 _MOST_LISTED = 1_000
 
 
+class Deeds(Protocol):
+    """Who is told what operators did."""
+
+    def cancelled(self, operator: Principal, execution: str) -> None:
+        """An operator asked a call to stop."""
+        ...
+
+    def shut_down(self, operator: Principal, grace: float | None) -> None:
+        """An operator asked the sidecar to stop."""
+        ...
+
+
 class Admin:
     """Handlers of `AdminService`. Refused to everyone but operators, as users of the unix socket are."""
 
@@ -37,11 +49,13 @@ class Admin:
         shut_down: Callable[[float | None], None],
         principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
         is_operator: Callable[[Principal], bool],
+        deeds: Deeds,
     ) -> None:
         self._pipeline = pipeline
         self._shut_down = shut_down
         self._principal_of = principal_of
         self._is_operator = is_operator
+        self._deeds = deeds
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handler to add to a server."""
@@ -91,6 +105,7 @@ class Admin:
         await self._check(context)
         for call in self._pipeline.running:
             if call.execution_id == request.execution_id:
+                self._deeds.cancelled(self._principal_of(context), call.execution_id)
                 call.cancel(CancelReason.CANCEL_REASON_OPERATOR)
                 return CancelCallResponse(found=True)
         return CancelCallResponse(found=False)
@@ -101,6 +116,7 @@ class Admin:
         await self._check(context)
         grace = request.grace.seconds + request.grace.nanos / 1e9 if request.HasField("grace") else None
         running = len(self._pipeline.running)
+        self._deeds.shut_down(self._principal_of(context), grace)
         self._shut_down(grace)
         return ShutdownResponse(running=running)
 

@@ -1,7 +1,6 @@
 """The artifact store for callers, over gRPC."""
 
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -26,12 +25,11 @@ from sidecar._gen.pillion.v1.artifacts_pb2 import (
     UploadHeader,
     UploadResponse,
 )
-from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.artifacts import ArtifactError, ArtifactStore, InvalidArtifact, Upload
 from sidecar.artifacts.port import DEFAULT_PAGE, LARGEST_PAGE
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.ports import StoreUnavailable
-from sidecar.doors.access import Context
+from sidecar.doors.access import Context, check_admitted
 from sidecar.doors.artifact_messages import (
     eviction_message,
     failure_of,
@@ -46,8 +44,6 @@ from sidecar.doors.status import refuse
 from sidecar.policy import Policy
 from sidecar.scope import Principal, Scope
 from sidecar.wire.limits import WireLimits
-
-_log = logging.getLogger(__name__)
 
 SERVICE = "pillion.v1.ArtifactService"
 
@@ -150,17 +146,7 @@ class ArtifactDoor:
         """
         principal = self._principal_of(context)
         scope = scope_from(facts, principal)
-        try:
-            is_admitted = self._policy.admits(principal, scope)
-        except Exception:
-            # One that fails denies.
-            _log.exception("policy failed")
-            is_admitted = False
-        if not is_admitted:
-            raise Refusal(
-                FailureKind.FAILURE_KIND_DENIED,
-                "This caller may not act for this tenant and subject; the rules say who.",
-            )
+        check_admitted(self._policy, principal, scope)
         return scope
 
 

@@ -80,7 +80,7 @@ class Listeners:
         self._callers.add_generic_rpc_handlers(
             (
                 tool_host,
-                unsupported_handler(execute, ("EndScope", "CompleteConsent")),
+                unsupported_handler(execute, ("EndScope",)),
                 artifact_door,
                 admin_door,
                 unsupported_handler(admin, ("WatchCalls",)),

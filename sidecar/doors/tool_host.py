@@ -11,6 +11,8 @@ from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.execute_pb2 import (
     CallRequest,
     CallResponse,
+    CompleteConsentRequest,
+    CompleteConsentResponse,
     GetInfoRequest,
     GetInfoResponse,
     ListToolsRequest,
@@ -19,9 +21,11 @@ from sidecar._gen.pillion.v1.execute_pb2 import (
     WatchToolsResponse,
 )
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
+from sidecar.calls.outcome import Refusal
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import Listing
 from sidecar.doors.callers import CallerHost
+from sidecar.doors.consent import Consents, complete_consent
 from sidecar.doors.execute import too_large
 from sidecar.doors.status import ENDING_CODES, refuse
 from sidecar.doors.unary import run_call
@@ -44,6 +48,7 @@ class ToolHost:
         pipeline: Pipeline,
         listing: Listing,
         policy: Policy,
+        consents: Consents,
         wire_limits: WireLimits,
         principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
     ) -> None:
@@ -51,6 +56,7 @@ class ToolHost:
         self._pipeline = pipeline
         self._listing = listing
         self._policy = policy
+        self._consents = consents
         self._wire_limits = wire_limits
         self._principal_of = principal_of
         self._started_at = pipeline.loop.time()
@@ -73,6 +79,9 @@ class ToolHost:
                 ),
                 "GetInfo": grpc.unary_unary_rpc_method_handler(
                     self._get_info, GetInfoRequest.FromString, GetInfoResponse.SerializeToString
+                ),
+                "CompleteConsent": grpc.unary_unary_rpc_method_handler(
+                    self._complete_consent, CompleteConsentRequest.FromString, CompleteConsentResponse.SerializeToString
                 ),
             },
         )
@@ -131,6 +140,15 @@ class ToolHost:
         if principal.is_local:
             info.counters.update(self._pipeline.counters.snapshot())
         return info
+
+    async def _complete_consent(
+        self, request: CompleteConsentRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> CompleteConsentResponse:
+        try:
+            await complete_consent(request, self._principal_of(context), self._consents, self._policy)
+        except Refusal as refusal:
+            await refuse(context, refusal.failure)
+        return CompleteConsentResponse()
 
     def _listed(self, identity: Identity, principal: Principal) -> tuple[list[ToolDescriptor], int]:
         """The tools that policy lets this caller know of, and their generation."""

@@ -5,7 +5,8 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, TextIO
@@ -63,6 +64,20 @@ def set_up(stream: TextIO | None, form: Format | None, level: Level) -> None:
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
 
 
+@contextmanager
+def redacting(redact: Callable[[str], str]) -> Iterator[None]:
+    """Takes out of all that is logged inside the block what `redact` takes out, before anything is cut short."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    ours = [formatter for formatter in formatters if isinstance(formatter, Lines)]
+    for formatter in ours:
+        formatter.redact = redact
+    try:
+        yield
+    finally:
+        for formatter in ours:
+            formatter.redact = str
+
+
 def flush() -> None:
     """Waits until what was logged is written, at most a second."""
     for writer in _writers():
@@ -89,7 +104,43 @@ def _handler_for(stream: TextIO | None) -> logging.Handler:
     return LogWriter(descriptor, stream.encoding)
 
 
-class JsonLines(logging.Formatter):
+class Lines(logging.Formatter):
+    """What both forms have in common: the parts of a record, redacted and then bounded."""
+
+    redact: Callable[[str], str] = str
+    """Takes secrets out of a text."""
+
+    def message_of(self, record: logging.LogRecord, most: int) -> str:
+        """What happened, in at most so many characters."""
+        return _bounded(self.redact(record.getMessage()), most)
+
+    def facts_of(self, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+        """What the record belongs to, as far as it says."""
+        for name in _FACTS:
+            value = getattr(record, name, None)
+            if value is not None:
+                yield name, _bounded(self.redact(str(value)), _FACT)
+
+    def fields_of(self, record: logging.LogRecord) -> dict[str, str]:
+        """Further fields, few and short."""
+        fields = getattr(record, "fields", None)
+        if not isinstance(fields, Mapping):
+            return {}
+        return {
+            _bounded(self.redact(str(name)), _FACT): _bounded(self.redact(str(value)), _FACT)
+            for name, value in list(fields.items())[:_FIELDS]
+        }
+
+    def exception_of(self, error: _Exception) -> str:
+        """The traceback, without its middle where it is long: how it began and where it ended say most."""
+        text = self.redact("".join(traceback.format_exception(*error)).rstrip())
+        surplus = len(text) - _EXCEPTION_HEAD - _EXCEPTION_TAIL
+        if surplus > 0:
+            text = f"{text[:_EXCEPTION_HEAD]}\n… ({surplus:,} characters) …\n{text[-_EXCEPTION_TAIL:]}"
+        return _bounded(text, len(text))
+
+
+class JsonLines(Lines):
     """One JSON object a record, in ASCII and at most 64 KiB.
 
     It has `time`, `level`, `logger` and `message`; `worker`, `instance`, `execution_id` and `fields` where the record
@@ -102,26 +153,26 @@ class JsonLines(logging.Formatter):
             "time": _time(record).isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _bounded(record.getMessage(), _MESSAGE),
-            **dict(_facts(record)),
+            "message": self.message_of(record, _MESSAGE),
+            **dict(self.facts_of(record)),
         }
-        fields = _fields(record)
+        fields = self.fields_of(record)
         if fields:
             line["fields"] = fields
         if record.exc_info:
-            line["exception"] = _exception(record.exc_info)
+            line["exception"] = self.exception_of(record.exc_info)
         text = json.dumps(line, separators=(",", ":"))
         if len(text) > _LINE:
             # Only what is all escapes grows so far; what it belongs to is kept.
             line.pop("fields", None)
-            line["message"] = _bounded(record.getMessage(), _SHORT)
+            line["message"] = self.message_of(record, _SHORT)
             if "exception" in line:
                 line["exception"] = line["exception"][-_SHORT:]
             text = json.dumps(line, separators=(",", ":"))
         return text
 
 
-class TextLines(logging.Formatter):
+class TextLines(Lines):
     """One line a record, with `name=value` for what it belongs to; a traceback follows, indented.
 
     Control characters are written as escapes, so that a line begins where a record does.
@@ -138,13 +189,13 @@ class TextLines(logging.Formatter):
         parts = [
             _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             f"{colour}{level:<7}{_PLAIN}" if colour else f"{level:<7}",
-            f"{record.name}: {_visible(_bounded(record.getMessage(), _MESSAGE))}",
-            *(f"{name}={_visible(value)}" for name, value in _facts(record)),
-            *(f"{_visible(name)}={_visible(value)}" for name, value in _fields(record).items()),
+            f"{record.name}: {_visible(self.message_of(record, _MESSAGE))}",
+            *(f"{name}={_visible(value)}" for name, value in self.facts_of(record)),
+            *(f"{_visible(name)}={_visible(value)}" for name, value in self.fields_of(record).items()),
         ]
         lines = [" ".join(parts)]
         if record.exc_info:
-            lines += [f"    {_visible(line)}" for line in _exception(record.exc_info).splitlines()]
+            lines += [f"    {_visible(line)}" for line in self.exception_of(record.exc_info).splitlines()]
         return "\n".join(line[:_LINE] for line in lines)
 
 
@@ -152,36 +203,11 @@ def _time(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created, UTC)
 
 
-def _facts(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
-    """What the record belongs to, as far as it says."""
-    for name in _FACTS:
-        value = getattr(record, name, None)
-        if value is not None:
-            yield name, _bounded(str(value), _FACT)
-
-
-def _fields(record: logging.LogRecord) -> dict[str, str]:
-    """Further fields, few and short."""
-    fields = getattr(record, "fields", None)
-    if not isinstance(fields, Mapping):
-        return {}
-    return {_bounded(str(name), _FACT): _bounded(str(value), _FACT) for name, value in list(fields.items())[:_FIELDS]}
-
-
 def _bounded(text: str, most: int) -> str:
     """A text of at most so many characters, and a word on what is missing. Fit to be encoded."""
     if len(text) > most:
         text = f"{text[:most]}… (+{len(text) - most:,} characters)"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _exception(error: _Exception) -> str:
-    """The traceback, without its middle where it is long: how it began and where it ended say most."""
-    text = "".join(traceback.format_exception(*error)).rstrip()
-    surplus = len(text) - _EXCEPTION_HEAD - _EXCEPTION_TAIL
-    if surplus > 0:
-        text = f"{text[:_EXCEPTION_HEAD]}\n… ({surplus:,} characters) …\n{text[-_EXCEPTION_TAIL:]}"
-    return _bounded(text, len(text))
 
 
 def _visible(text: str) -> str:

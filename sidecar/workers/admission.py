@@ -9,6 +9,7 @@ from sidecar._gen.pillion.v1.tool_pb2 import Effects, ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import RefusedTool
 from sidecar.calls.schema import ANY_OBJECT, Schema, SchemaRefused
 from sidecar.calls.tool import Tool
+from sidecar.credentials.message import NeedRefused, needs_of
 from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.worker_set import WorkerSet
 
@@ -105,6 +106,10 @@ def _check_texts(descriptor: ToolDescriptor) -> None:
         raise ToolRefused(f"It needs a service whose name is over {_SERVICE_BYTES} bytes.")
     if len({need.service for need in descriptor.needs}) < len(descriptor.needs):
         raise ToolRefused("It needs two credentials of one service.")
+    try:
+        needs_of(descriptor.needs)
+    except NeedRefused as reason:
+        raise ToolRefused(f"It declares needs that cannot be met: {reason}") from None
     if descriptor.HasField("placement") and not descriptor.placement.over_bytes:
         raise ToolRefused("Its placement must start at a positive number of bytes.")
     if descriptor.holds and descriptor.holds not in _HOLDABLE:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -13,6 +14,7 @@ from sidecar.calls.outbound import call_over, refused
 from sidecar.calls.outcome import cut
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
+from sidecar.telemetry.redaction import Redaction
 from sidecar.wire.batch import FrameHead
 from sidecar.wire.ending import Ending, EndingReason
 from sidecar.wire.limits import WireLimits
@@ -38,6 +40,18 @@ _LEVELS = {
 }
 
 
+class Refusals(Protocol):
+    """Who is told what workers were refused."""
+
+    def refused_worker(self, worker: str, reason: str) -> None:
+        """Somebody was not let in, who calls itself this."""
+        ...
+
+    def refused_tools(self, worker: str, refused: Collection[RefusedTool]) -> None:
+        """Tools of a worker were not admitted."""
+        ...
+
+
 class AttachSession:
     """The sidecar's end of one `Attach` stream."""
 
@@ -48,6 +62,9 @@ class AttachSession:
         limits: WorkerLimits,
         wire_limits: WireLimits,
         counters: Counters,
+        *,
+        redaction: Redaction,
+        refusals: Refusals | None,
     ) -> None:
         self.large_bodies: Collection[str] = frozenset(("worker_hello", "tools_changed"))
         """Frames that may fill a message: a worker's tools do not come in parts."""
@@ -71,6 +88,10 @@ class AttachSession:
         self._limits = limits
         self._wire_limits = wire_limits
         self._counters = counters
+        self._redaction = redaction
+        self._refusals = refusals
+        self._log_text = redaction.stream()
+        """Of lines that belong to no call."""
         self._instance: Instance | None = None
         self._running: dict[int, Assignment] = {}
         self._strikes = 0
@@ -119,17 +140,20 @@ class AttachSession:
         instance = self._instance
         if instance is None:
             return
+        line = frame.log
+        assignment = self._running.get(frame.call)
+        # Also of one that is dropped, and before it is cut: half a secret is not found.
+        message = (self._log_text if assignment is None else assignment.log_text(self._redaction)).write(line.message)
         if not self._may_log():
             self._counters.add("dropped_log_lines")
             return
-        line = frame.log
-        fields = sorted(line.fields.items())[:_LOG_FIELDS]
-        assignment = self._running.get(frame.call)
+        redact = self._redaction.redact
+        fields = [(redact(name), redact(value)) for name, value in sorted(line.fields.items())[:_LOG_FIELDS]]
         call = assignment.assigned if assignment is not None else None
         _worker_log.log(
             _LEVELS.get(line.level, logging.INFO),
             "%s",
-            cut(line.message, _LOG_LINE_BYTES),
+            cut(message, _LOG_LINE_BYTES),
             extra={
                 "worker": instance.workers.name,
                 "instance": instance.id,
@@ -166,8 +190,7 @@ class AttachSession:
         workers = self._catalogue.sets.get(hello.worker)
         holder = workers.grant.holder_of(hello.token) if workers is not None else None
         if workers is None or holder is None:
-            self._counters.add("refused_workers")
-            self._turn(EndingReason.UNAUTHENTICATED, "No worker of this name has this token.")
+            self._refuse(hello.worker, "No worker of this name has this token.")
             return
         if agreed_version(hello) is None:
             self._turn(EndingReason.PROTOCOL, "This sidecar speaks protocol 1.0, which the worker does not.")
@@ -188,8 +211,7 @@ class AttachSession:
         self._hello_timer.cancel()
         earlier = workers.earlier(hello.reattach.instance_id) if hello.HasField("reattach") else None
         if earlier is not None and not earlier.knows(hello.reattach.secret):
-            self._counters.add("refused_workers")
-            self._turn(EndingReason.UNAUTHENTICATED, "The instance to re-attach has another secret.")
+            self._refuse(hello.worker, "The instance to re-attach has another secret.")
             return
         if earlier is not None:
             workers.replace(earlier)
@@ -234,9 +256,15 @@ class AttachSession:
         self, descriptors: Iterable[ToolDescriptor], workers: WorkerSet
     ) -> tuple[dict[str, Tool], list[RefusedTool]]:
         admitted, turned_away = admit(descriptors, workers, self._catalogue.owners(), self._limits)
+        told = []
         for tool in turned_away:
+            # The name may be cut, and end with the beginning of what is secret.
+            name = self._redaction.stream().write(tool.name)
+            told.append(RefusedTool(name=name, reason=tool.reason))
             self._counters.add("refused_tools")
-            _log.warning("worker %s: tool %s was refused: %s", workers.name, tool.name, tool.reason)
+            _log.warning("worker %s: tool %s was refused: %s", workers.name, name, tool.reason)
+        if told and self._refusals is not None:
+            self._refusals.refused_tools(workers.name, told)
         return admitted, turned_away
 
     def _welcome(self, instance: Instance, turned_away: Iterable[RefusedTool]) -> Frame:
@@ -337,6 +365,12 @@ class AttachSession:
             _log.warning("instance %s was given up: %s", self._instance.id, reason)
             self._instance.workers.quarantine(self._instance)
         self._turn(EndingReason.QUARANTINED, reason)
+
+    def _refuse(self, worker: str, reason: str) -> None:
+        self._counters.add("refused_workers")
+        if self._refusals is not None:
+            self._refusals.refused_worker(cut(self._redaction.redact(worker), _LOG_FIELD_BYTES), reason)
+        self._turn(EndingReason.UNAUTHENTICATED, reason)
 
     def _no_hello(self) -> None:
         self._turn(EndingReason.PROTOCOL, f"No WorkerHello came within {self._limits.hello_within:g} s.")

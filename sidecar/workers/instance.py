@@ -10,6 +10,7 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.calls.call import Call
 from sidecar.calls.tool import Tool
+from sidecar.telemetry.redaction import RedactedText, Redaction
 from sidecar.wire.outbox import Lane
 from sidecar.wire.stream import FrameStream
 
@@ -36,11 +37,12 @@ _ACTIVE = InstanceState.ACTIVE
 class Assignment(Lane):
     """One call on one instance: a slot, and the lane of the frames that go to the tool."""
 
-    __slots__ = ("_instance", "assigned", "limited", "nested")
+    __slots__ = ("_instance", "_log_text", "assigned", "limited", "nested")
 
     def __init__(self, instance: "Instance", number: int, assigned: Call, limited: str | None) -> None:
         Lane.__init__(self, instance.stream.outbox, number)
         self._instance = instance
+        self._log_text: RedactedText | None = None
         self.assigned: Call | None = assigned
         """The call; `None` once it was given up while the tool still runs."""
         self.limited = limited
@@ -67,6 +69,12 @@ class Assignment(Lane):
         frame = Frame()
         frame.cancel.reason = reason
         self.send(frame)
+
+    def log_text(self, redaction: Redaction) -> RedactedText:
+        """What the tool logs, one text after another."""
+        if self._log_text is None:
+            self._log_text = redaction.stream()
+        return self._log_text
 
     def release(self) -> None:
         """Gives the slot back: the tool has ended."""

@@ -5,6 +5,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
+from sidecar.telemetry.redaction import RedactedText
+
 _log = logging.getLogger("pillion.worker")
 
 _LINE_BYTES = 8_192
@@ -16,17 +18,23 @@ class Output:
     """Reads one pipe of a worker to its end, and logs each line.
 
     Lines are bytes until they are logged, and bounded: a longer one is cut and says so, so nothing that a worker prints
-    fills the memory or ends the reading. `facts` tells what the lines belong to.
+    fills the memory or ends the reading. `facts` tells what the lines belong to, `redacted` takes secrets out of them.
     """
 
     def __init__(
-        self, descriptor: int, level: int, facts: Callable[[], Mapping[str, str]], may_log: Callable[[], bool]
+        self,
+        descriptor: int,
+        level: int,
+        facts: Callable[[], Mapping[str, str]],
+        may_log: Callable[[], bool],
+        redacted: RedactedText,
     ) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._level = level
         self._facts = facts
         self._may_log = may_log
+        self._redacted = redacted
         self._line = bytearray()
         self._cut = 0
         asyncio.get_running_loop().add_reader(descriptor, self._read)
@@ -76,6 +84,9 @@ class Output:
         self._line.clear()
         self._cut = 0
         text = line.decode(errors="replace").rstrip()
+        if text:
+            # Also of a line that is dropped: the next one may go on with what is secret.
+            text = self._redacted.write(text)
         if not text or not self._may_log():
             return
         if cut:

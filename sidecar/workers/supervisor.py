@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sidecar.telemetry import Counters
+from sidecar.telemetry.redaction import Redaction
 from sidecar.workers.catalogue import Catalogue
 from sidecar.workers.guardian import become_reaper
 from sidecar.workers.limits import WorkerLimits
@@ -30,12 +31,13 @@ class Launch:
 class Supervisor:
     """Starts the processes of each launch, starts them again when they end, and ends their whole trees at the stop."""
 
-    def __init__(self, catalogue: Catalogue, limits: WorkerLimits, counters: Counters) -> None:
+    def __init__(self, catalogue: Catalogue, limits: WorkerLimits, counters: Counters, redaction: Redaction) -> None:
         self.target = ""
         """Where workers find the sidecar."""
         self._catalogue = catalogue
         self._limits = limits
         self._counters = counters
+        self._redaction = redaction
         self._guardian: Guardian | None = None
         self._slots: dict[str, list[asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -119,8 +121,8 @@ class Supervisor:
         budget = _Budget(self._limits.log_lines_per_second, self._counters)
         facts = _Facts(workers, holder)
         outputs = (
-            Output(process.stdout, logging.INFO, facts, budget.spend),
-            Output(process.stderr, logging.INFO, facts, budget.spend),
+            Output(process.stdout, logging.INFO, facts, budget.spend, self._redaction.stream()),
+            Output(process.stderr, logging.INFO, facts, budget.spend, self._redaction.stream()),
         )
         try:
             return await self._watch(workers, holder, process)

@@ -28,10 +28,7 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 ATTACH = attach_pb2.DESCRIPTOR.services_by_name["WorkerHostService"]
 SERVICES = (EXECUTE, ARTIFACTS, ADMIN, ATTACH)
 
-NOT_DONE = {
-    "EndScope",
-    "CompleteConsent",
-}
+NOT_DONE = {"EndScope"}
 OF_WORKERS = {"Upload", "Download"}
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 SECRET = "secret-of-the-inside"

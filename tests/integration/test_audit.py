@@ -9,12 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
+import pillion
+from sidecar._gen.pillion.v1.admin_pb2 import CancelCallRequest, ShutdownRequest
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from tests.support import SidecarProcess, WorkerPeer, attach, on_unix
+from sidecar._gen.pillion.v1.tool_pb2 import CredentialMode, CredentialNeed
+from tests.support import SidecarProcess, WorkerPeer, attach, on_unix, seconds, tool
 from tests.support.documents import ROOT
+from tests.support.issuing import KEYED, VARIABLES, authorization_code, get, section
 from tests.support.machines import lacking, with_disk
 
 pytestmark = on_unix
@@ -210,3 +215,104 @@ async def test_a_shutdown_is_the_last_entry(process: SidecarProcess) -> None:
     process.send(signal.SIGTERM)
     assert await process.ended() == 0
     assert [entry["event"] for entry in await entries(process)] == ["started", "stopped"]
+
+
+# --- what is recorded beside calls
+
+
+async def events(process: SidecarProcess, *names: str) -> list[dict[str, Any]]:
+    return [entry for entry in await entries(process) if entry["event"] in names]
+
+
+async def test_credentials_are_recorded_with_who_asked_and_what_came_of_it(tmp_path: Path) -> None:
+    process = SidecarProcess(tmp_path, environment=VARIABLES)
+    granted = 'name = "main"\ncredentials = ["github", "mail:user", "unset"]'
+    text = process.config.read_text().replace('name = "main"', granted)
+    secret = section("github", "static", insecure=True, values={"token": CANARY})
+    secret += section("unset", "environment", variable="NOT_SET")
+    process.config.write_text(text + KEYED + secret + authorization_code("mail", "https://id.example.com"))
+    try:
+        await process.start()
+        needing = tool("echo", needs=[CredentialNeed(service="github")])
+        worker, caller = await attach(process, needing), await process.caller()
+        ann = Identity(tenant=CANARY, principal=CANARY)
+        call = await caller.start("echo", identity=ann)
+        run = await worker.next_invoke()
+        await worker.ask(run.call, get("hidden"))
+        await worker.ask(run.call, get("unset", 2))
+        await worker.ask(run.call, get("mail", 3, mode=CredentialMode.CREDENTIAL_MODE_USER))
+        for number in range(4, 34):
+            await worker.ask(run.call, get("github", number))
+        async with pillion.connect(process.callers_at) as host:
+            with pytest.raises(pillion.errors.CredentialUnavailable):
+                await host.complete_consent("mail", "code=x&state=y", pillion.Identity(CANARY, CANARY))
+        await worker.result(run.call)
+        await caller.outcome(call)
+        found = await events(process, "credential")
+        (ended,) = await calls(process)
+    finally:
+        await process.aclose()
+    assert [(entry["what"], entry["service"], entry["mode"], entry.get("detail")) for entry in found] == [
+        ("issued", "github", "machine", "bearer"),
+        ("denied", "hidden", "machine", "CredentialDenied"),
+        ("failed", "unset", "machine", "CredentialRefused"),
+        ("authorization_required", "mail", "user", None),
+        *[("issued", "github", "machine", "bearer")] * 15,
+        ("failed", "mail", "user", "CredentialRefused"),
+    ]
+    *found, completed = found
+    assert [entry.get("more_untold", False) for entry in found] == [*[False] * (len(found) - 1), True]
+    assert {name: completed[name] for name in ("caller", "tenant", "subject")} == {
+        name: ended[name] for name in ("caller", "tenant", "subject")
+    }
+    for entry in found:
+        assert {name: entry[name] for name in ("caller", "tenant", "subject", "worker", "execution")} == {
+            name: ended[name] for name in ("caller", "tenant", "subject", "worker", "execution")
+        }
+    assert CANARY not in "".join(path.read_text() for path in (tmp_path / "state" / "audit").iterdir())
+
+
+async def test_who_is_not_let_in_and_what_is_not_admitted_is_recorded(process: SidecarProcess) -> None:
+    await process.start()
+    for number in range(35):
+        intruder = await process.worker()
+        await intruder.present(tool("echo"), worker=f"main{number}", token="wrong")
+        await intruder.end()
+    worker = await process.worker()
+    await worker.hello(tool("echo"), tool("hidden"), tool("no name"))
+    await process.aclose()
+    refused = await events(process, "worker_refused")
+    assert len(refused) == 30, "whoever may connect does not fill the log"
+    assert refused[0]["worker"] == "main0"
+    assert refused[0]["reason"] == "No worker of this name has this token."
+    (tools,) = await events(process, "tools_refused")
+    assert (tools["worker"], tools["count"]) == ("main", 2)
+    assert [each["name"] for each in tools["tools"]] == ["hidden", "no name"]
+    assert "grant" in tools["tools"][0]["reason"]
+
+
+async def test_what_operators_did_is_recorded(process: SidecarProcess) -> None:
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    call = await caller.start()
+    run = await worker.next_invoke()
+    execution = run.context.execution_id
+    async with grpc.aio.insecure_channel(process.callers_at) as channel:
+        cancel: Any = channel.unary_unary("/pillion.v1.AdminService/CancelCall", CancelCallRequest.SerializeToString)
+        for each in (execution, "exe_of_nobody"):
+            await cancel(CancelCallRequest(execution_id=each))
+        await worker.cancelled(run.call)
+        await worker.fail(run.call, FailureKind.FAILURE_KIND_CANCELLED)
+        await caller.outcome(call)
+        with process.config.open("a") as config:
+            config.write('\n[[worker]]\nname = "third"\ntoken_file = "main.token"\n')
+        await process.says("reloaded")
+        shut_down: Any = channel.unary_unary("/pillion.v1.AdminService/Shutdown", ShutdownRequest.SerializeToString)
+        await shut_down(ShutdownRequest(grace=seconds(1)))
+    assert await process.ended() == 0
+    (ended,) = await calls(process)
+    cancelled, reloaded, shutdown = await events(process, "call_cancelled", "reloaded", "shutdown")
+    assert (cancelled["execution"], cancelled["caller"]) == (execution, ended["caller"])
+    assert (reloaded["workers"], reloaded["changed"]) == (3, ["third"])
+    assert (shutdown["grace_seconds"], shutdown["caller"]) == (1.0, ended["caller"])
+    assert "local:" not in json.dumps([cancelled, reloaded, shutdown])

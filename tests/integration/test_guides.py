@@ -114,6 +114,25 @@ def test_the_tests_of_a_tool_pass(place: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "passed\n", "")
 
 
+def test_a_tool_has_the_credential_that_it_needs(place: Path) -> None:
+    (place / "issues.toml").write_text(
+        f'state_dir = "issues"\n[[worker]]\nname = "issues"\ncommand = ["{sys.executable}", "issues.py"]\n'
+        'credentials = ["tracker", "mail:user"]\n'
+        '[[credential]]\nservice = "tracker"\nprovider = "environment"\nvariable = "TRACKER_TOKEN"\n'
+    )
+    script = [
+        "deploy/pillion serve --config issues.toml &",
+        "export PILLION_ADDRESS=unix:issues/callers.sock",
+        "deploy/pillion wait-ready issues",
+        "deploy/pillion call open_issues --quiet --arg project=pillion",
+        "deploy/pillion call unread_mail --quiet || echo $?",
+        "deploy/pillion shutdown",
+        "wait",
+    ]
+    done = run_script("\n".join(script), place, {"TRACKER_TOKEN": "t"})
+    assert done.stdout.splitlines() == ['"asked for pillion with authorization"', "16"], done.stderr
+
+
 # --- call a tool
 
 

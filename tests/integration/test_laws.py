@@ -39,7 +39,7 @@ NONE = SideEffects.SIDE_EFFECTS_NONE
 # A due time is met within a slot of 10 ms.
 SLOT = 0.02
 
-ANSWERED = ("caller_request", "tools_call", "tools_has")
+ANSWERED = ("caller_request", "credential_get", "tools_call", "tools_has")
 REQUESTS = [field.name for field in OutboundRequest.DESCRIPTOR.oneofs_by_name["request"].fields]
 
 

@@ -1,9 +1,11 @@
 """The exchanges of docs/protocol.md, sent and compared frame by frame."""
 
+import base64
 import os
 import re
+import tomllib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from google.protobuf import text_format
@@ -11,10 +13,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from tests.support import Host, Peer, quiet
+from tests.support import MemoryHost, Peer, StartHost, quiet
 from tests.support.documents import Block, blocks
 
 PRELUDE, *EXCHANGES = blocks("docs/protocol.md", "frames")
+SETTINGS = {block.heading: block.text for block in blocks("docs/protocol.md", "toml")}
 ANY_TEXT = "…"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
@@ -83,16 +86,35 @@ async def play(block: Block, peers: dict[str, Peer]) -> None:
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=[block.heading for block in EXCHANGES])
-async def test_an_exchange_goes_as_it_is_told(host: Host, exchange: Block) -> None:
+def cases() -> Iterator[Any]:
+    """Each exchange in virtual time; those with settings, behind which there are threads and files, in real time."""
+    for number, exchange in enumerate(EXCHANGES, 1):
+        transport = "unix" if exchange.heading in SETTINGS else "memory"
+        yield pytest.param(transport, exchange, id=f"{number} {exchange.heading}")
+
+
+@pytest.mark.parametrize(("transport", "exchange"), list(cases()))
+async def test_an_exchange_goes_as_it_is_told(
+    start_host: StartHost, exchange: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SETTINGS.get(exchange.heading, "")
+    monkeypatch.setenv("CREDENTIALS_KEY", base64.b64encode(bytes(32)).decode())
+    granted = {worker["name"]: tuple(worker["credentials"]) for worker in tomllib.loads(text).get("worker", ())}
+    host = await start_host(credentials=_without_workers(text), granted=granted)
     peers: dict[str, Peer] = {"worker": await host.worker(), "caller": await host.caller()}
     await play(PRELUDE, peers)
     await play(exchange, peers)
-    await quiet()
+    if isinstance(host, MemoryHost):
+        await quiet()
     for name, peer in peers.items():
         for call, frames in peer.frames.items():
             untold = frames[peer._taken[call] :]
             assert not untold, f"the {name} got more than is told: {untold}"
+
+
+def _without_workers(text: str) -> str:
+    """Settings without their workers, which the host has of its own."""
+    return re.sub(r"^\[\[worker\]\]\n(?:.+\n)*", "", text, flags=re.MULTILINE)
 
 
 def test_differences_are_noticed() -> None:

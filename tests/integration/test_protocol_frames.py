@@ -16,8 +16,11 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.clock import CallClock
 from sidecar.calls.state import CallState
+from sidecar.credentials.port import Answer, Request
+from sidecar.credentials.static import StaticProvider
 from sidecar.wire.outbox import Lane
 from sidecar.workers.instance import InstanceState
+from tests.integration.causes.gates import GITHUB, NEEDS_GITHUB
 from tests.support import (
     READ,
     CallerPeer,
@@ -461,7 +464,9 @@ async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, obser
     assert observed.sent == {(row["Way"], row["Frame"], state) for row, state in sent_cells()}
 
 
-async def test_a_call_goes_every_way_of_the_diagram(start_host: StartHost, observed: Observed) -> None:
+async def test_a_call_goes_every_way_of_the_diagram(
+    start_host: StartHost, observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for state in (state.name for state in CallState):
         scene = await scene_in(state, start_host)
         await scene.caller.call("missing")
@@ -490,4 +495,25 @@ async def test_a_call_goes_every_way_of_the_diagram(start_host: StartHost, obser
     await scene.caller.flush()
     scene.worker.cut()
     await asyncio.sleep(60)
+
+    # One with a key and a need loses its worker, and is cancelled while its credential is to be had once more.
+    host = await start_host(credentials=GITHUB, granted={"main": ("github",)})
+    assert isinstance(host, MemoryHost)
+    scene = Scene(host)
+    await scene.open(attached=False)
+    await scene.worker.hello(tool("echo", effects=READ, needs=NEEDS_GITHUB))
+    await scene.invoke(idempotency_key=KEY)
+    issue = StaticProvider.issue
+
+    async def held(provider: StaticProvider, request: Request) -> Answer:
+        await scene.held.wait()
+        return await issue(provider, request)
+
+    monkeypatch.setattr(StaticProvider, "issue", held)
+    scene.worker.cut()
+    await quiet()
+    await scene.caller.cancel(scene.on_caller)
+    await scene.caller.flush()
+    scene.held.set()
+    await quiet()
     assert observed.transitions == edges()

@@ -142,6 +142,7 @@ async def test_a_supplier_that_fails_refuses_without_its_text(
     wants.ready.set()
     wants.refusal = ValueError("a secret")
     _, caller = await peers(memory_host)
+    del memory_host.pipeline.suppliers["needs"]
     outcome = await caller.call(idempotency_key="k" if keyed else None)
     assert outcome.failure.kind == UNSUPPORTED, "nobody supplies needs, and that is known before anything is supplied"
     memory_host.pipeline.suppliers["needs"] = wants
@@ -184,7 +185,8 @@ async def test_another_instance_gets_what_is_for_it_alone(
     second = await attach(memory_host, declaring())
     await first.aclose()
     run = (await second.next_invoke()).call
-    assert notes == ["wants supplied", "needs supplied", *["wants placed", "needs placed"] * 2]
+    placed = ["wants placed", "needs placed"]
+    assert notes == ["wants supplied", "needs supplied", *placed, "needs supplied", *placed], "credentials do not last"
     await second.result(run, {})
     assert (await caller.outcome(call)).HasField("result")
 

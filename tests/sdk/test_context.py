@@ -98,7 +98,6 @@ async def test_what_was_not_named_is_none(caller: pillion.Host, start_worker: St
 
 
 ASKS: dict[str, Callable[[pillion.ToolContext], Awaitable[Any]]] = {
-    "credentials.request": lambda ctx: ctx.credentials.request("github", scopes=["repo"], force_refresh=True),
     "artifacts.put": lambda ctx: ctx.artifacts.put({"a": 1}, kind="k", media_type="application/json", expires_in=5),
     "artifacts.head": lambda ctx: ctx.artifacts.head("art_x"),
     "artifacts.get": lambda ctx: ctx.artifacts.get("art_x"),

@@ -31,6 +31,7 @@ All peers and hosts are closed by the fixtures.
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import Protocol
 
 import pytest
@@ -119,6 +120,8 @@ class StartHost(Protocol):
         workers: WorkerLimits | None = None,
         artifacts: ArtifactLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
+        credentials: str = "",
+        granted: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Host:
         """The running sidecar."""
         ...

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,12 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
 from sidecar.config import Limits, Listen, Settings, Worker
+from sidecar.credentials.facade import Credentials
+from sidecar.credentials.grant import CredentialGrant
+from sidecar.credentials.making import Maker
+from sidecar.credentials.settings import CredentialSettings
 from sidecar.doors.callers import CallerHost
+from sidecar.issuing import Issuing
 from sidecar.policy import StaticPolicy
 from sidecar.scope import Principal, local_principal
 from sidecar.serving import serve
@@ -63,6 +69,14 @@ class Setup:
     workers: WorkerLimits = field(default_factory=WorkerLimits)
     sets: Mapping[str, frozenset[str]] = field(default_factory=lambda: SETS)
     artifacts: ArtifactLimits = field(default_factory=ArtifactLimits)
+    credentials: str = ""
+    """The settings of credentials: `[credentials]` and `[[credential]]`s."""
+    granted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What each worker set may be issued."""
+
+    def credential_settings(self) -> CredentialSettings:
+        """The settings of credentials, as they are read."""
+        return CredentialSettings.model_validate(tomllib.loads(self.credentials))
 
 
 class Host(Protocol):
@@ -131,7 +145,20 @@ class MemoryHost:
         )
         self.streams = WatchedStreams()
         self._callers = CallerHost(self.pipeline, self.streams, setup.wire, self.counts)
-        self._workers = WorkerHost(self.catalogue, self.streams, setup.workers, setup.wire, self.counts)
+        made = Maker(setup.credential_settings(), Path(), {}).made()
+        self.credentials = Credentials(made.providers, resources=made.resources)
+        words = setup.granted
+        self.issuing = Issuing(
+            self.credentials, self.pipeline, [CredentialGrant.of(name, words.get(name, ())) for name in setup.sets]
+        )
+        self._workers = WorkerHost(
+            self.catalogue,
+            self.streams,
+            setup.workers,
+            setup.wire,
+            self.counts,
+            redaction=self.credentials.redactor,
+        )
         self._keeper = asyncio.ensure_future(self.streams.run())
         self._peers: list[Peer] = []
 
@@ -158,6 +185,7 @@ class MemoryHost:
         for peer in self._peers:
             await peer.aclose()
         await self.pipeline.idle()
+        await self.credentials.aclose()
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
         self.catalogue.close()
@@ -172,13 +200,22 @@ def settings(setup: Setup, transport: str, directory: Path) -> Settings:
     for name, tools in setup.sets.items():
         token_file = directory / f"{name}.token"
         token_file.write_text(token_of(name))
-        workers.append(Worker(name=name, token_file=token_file, tools=tools))
+        granted = setup.granted.get(name, ())
+        workers.append(Worker(name=name, token_file=token_file, tools=tools, credentials=granted))
     if transport == "unix":
         listen = Listen(callers=f"unix:{directory}/callers.sock", workers=f"unix:{directory}/workers.sock")
     else:
         listen = Listen(callers="127.0.0.1:0", workers="127.0.0.1:0", insecure=True)
     limits = Limits(calls=setup.calls, wire=setup.wire, workers=setup.workers, artifacts=setup.artifacts)
-    return Settings(state_dir=directory / "state", listen=listen, worker=tuple(workers), limits=limits)
+    secrets = setup.credential_settings()
+    return Settings(
+        state_dir=directory / "state",
+        listen=listen,
+        worker=tuple(workers),
+        limits=limits,
+        credentials=secrets.credentials,
+        credential=secrets.credential,
+    )
 
 
 class SocketHost:

@@ -45,6 +45,8 @@ class OAuthStandIn(HttpStandIn):
         self.dead: dict[str, str] = {}
         """Those that were used."""
         self.forms: list[dict[str, str]] = []
+        self.issued: list[str] = []
+        """All access tokens, those that were refused on their way too."""
         self._codes: dict[str, tuple[str, dict[str, str]]] = {}
         self._numbers = itertools.count(1)
 
@@ -107,6 +109,7 @@ class OAuthStandIn(HttpStandIn):
     def _tokens(self, who: str, *, refreshes: bool = False) -> dict[str, Any]:
         number = next(self._numbers)
         tokens: dict[str, Any] = {"access_token": f"access-{who}-{number:04}", "token_type": "Bearer"}
+        self.issued.append(tokens["access_token"])
         if self.expires_in is not None:
             tokens["expires_in"] = self.expires_in
         if refreshes:

@@ -16,8 +16,10 @@ import pytest
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.worker_pb2 import Log, LogLevel, Reattach
 from sidecar.config import Settings, Worker
+from sidecar.credentials.redactor import Redactor
+from sidecar.credentials.secret import Secret
 from sidecar.launches import grant_of, launch_of
-from sidecar.telemetry.logs import Format, JsonLines, TextLines, flush, lost_lines, set_up
+from sidecar.telemetry.logs import Format, JsonLines, TextLines, flush, lost_lines, redacting, set_up
 from tests.support import Host, MemoryHost, attach, token_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,3 +303,25 @@ def test_no_log_call_is_given_a_frame_a_token_or_a_value() -> None:
         assert not [name for name in given if _SECRETIVE.search(name)], where
         # `log` is given the level first.
         assert any(isinstance(text, ast.Constant) for text in call.args[:2]), f"{where}: the text is not constant"
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_guarantee_07_what_the_sidecar_says_itself_is_redacted_before_it_is_cut(loggers: None, form: Format) -> None:
+    secret = "canary/of+24=characters."
+    redactor = Redactor()
+    stream = io.StringIO()
+    set_up(stream, form, "info")
+    log = logging.getLogger("sidecar.place")
+    facts = {"execution_id": f"{'x' * 250}{secret}", "fields": {secret: f"{'y' * 250}{secret}"}}
+    with redacting(redactor.redact):
+        redactor.remember([Secret(secret)])
+        log.warning("%s%s", "x" * 8_180, secret)
+        log.error("failed with %s", secret, exc_info=raised(f"no number: {secret}"), extra=facts)
+    log.warning("outside it is %s", secret)
+    *inside, outside = stream.getvalue().split("outside it is ")
+    assert "canary" not in "".join(inside)
+    assert "".join(inside).count("[redac") >= 5
+    assert secret in outside

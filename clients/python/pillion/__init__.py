@@ -15,10 +15,11 @@ A worker::
     pillion.run_worker([count_lines], target="unix:/run/pillion/workers.sock", worker="files", token_file="token")
 
 What can go wrong is in `pillion.errors`; `pillion.sync` is the caller without asyncio; `pillion.testing` calls a tool
-without a sidecar; `pillion.bus` and `pillion.content` have the words of the bus and of what tools return.
+without a sidecar; `pillion.bus`, `pillion.content` and `pillion.credentials` have the words of the bus, of what tools
+return, and of what they are issued.
 """
 
-from pillion import bus, content, errors
+from pillion import bus, content, credentials, errors
 from pillion._artifacts import ArtifactMeta, ArtifactShape
 from pillion._caller.call import Call
 from pillion._caller.host import CallOptions, EndedScope, Host, connect
@@ -91,6 +92,7 @@ __all__ = (
     "bus",
     "connect",
     "content",
+    "credentials",
     "errors",
     "run_worker",
     "tool",

@@ -265,6 +265,10 @@ class ConnectionFailed(PillionError):
     """A request outside a call was not answered by the sidecar."""
 
     retryable: ClassVar[bool] = True
+    status: str | None = None
+    """The name of the gRPC status that it ended with; `None` where it had none."""
+    details: str = ""
+    """What the sidecar said beside it."""
 
 
 class NotAuthenticated(ConnectionFailed):

@@ -113,7 +113,15 @@ class ArtifactMissing(ArtifactRefused):
 
 
 class CredentialRefused(RequestRefused):
-    """No credential was issued."""
+    """No credential was issued. Escaping from a tool, it ends the call as CREDENTIAL_UNAVAILABLE."""
+
+
+class CredentialUnconfigured(CredentialRefused):
+    """None is configured for the service, or not in this mode."""
+
+
+class CredentialProviderDown(CredentialRefused):
+    """The provider did not answer, or not so that it could be used; the same may work in a moment."""
 
 
 class TeardownRefused(RequestRefused):
@@ -129,6 +137,8 @@ _BY_CODE: dict[int, type[RequestRefused]] = {
     ReplyCode.BUS_CONFLICT: BusConflict,
     ReplyCode.PEER_ERROR: PeerFailed,
     ReplyCode.ARTIFACT_NOT_FOUND: ArtifactMissing,
+    ReplyCode.CREDENTIAL_UNCONFIGURED: CredentialUnconfigured,
+    ReplyCode.CREDENTIAL_PROVIDER_DOWN: CredentialProviderDown,
 }
 _BY_TEN = (
     RequestRefused,

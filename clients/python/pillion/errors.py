@@ -50,6 +50,8 @@
         ├── ArtifactRefused
         │   └── ArtifactMissing
         ├── CredentialRefused
+        │   ├── CredentialUnconfigured   none for this service, or not in this mode
+        │   └── CredentialProviderDown   try again in a moment
         └── TeardownRefused
 
 A `CallFailed` has `kind`, `message`, `retryable`, `retry_after`, `side_effects`, `issues`, `execution_id` and
@@ -103,7 +105,9 @@ from pillion._refusals import (
     ArtifactRefused,
     BusConflict,
     BusError,
+    CredentialProviderDown,
     CredentialRefused,
+    CredentialUnconfigured,
     PeerFailed,
     PeerRefused,
     ReplyCode,
@@ -138,8 +142,10 @@ __all__ = (
     "Closed",
     "ConnectionFailed",
     "ConsentRequired",
+    "CredentialProviderDown",
     "CredentialRefused",
     "CredentialUnavailable",
+    "CredentialUnconfigured",
     "Denied",
     "ErrorResult",
     "FailureKind",

@@ -1,11 +1,16 @@
 """Causes at the gates: the tool is not run."""
 
+from collections.abc import Callable
 from typing import Any
 
 from sidecar._gen.pillion.v1.call_pb2 import ResumeTicket
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
 from sidecar._gen.pillion.v1.tool_pb2 import CredentialNeed
+from sidecar.credentials.port import Answer, AuthorizationRequired, ProviderDown, Request
+from sidecar.credentials.secret import Secret
+from sidecar.credentials.static import StaticProvider
 from sidecar.policy import Decision
 from sidecar.scope import Principal, Scope
 from tests.integration.causes.stage import KIB, MIB, Stage, happens
@@ -130,5 +135,61 @@ async def _(stage: Stage) -> Failure:
 @happens("the tool declares what is not provided", "no")
 async def _(stage: Stage) -> Failure:
     await stage.open()
-    await stage.attach(needs=[CredentialNeed(service="github")])
+    await stage.attach(holds=TeardownScope.TEARDOWN_SCOPE_SESSION)
     return await stage.fails()
+
+
+GITHUB = """
+[[credential]]
+service = "github"
+provider = "static"
+insecure = true
+values = { token = "token-of-github" }
+"""
+NEEDS_GITHUB = [CredentialNeed(service="github")]
+
+
+@happens("no credentials are configured", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach(needs=NEEDS_GITHUB)
+    return await stage.fails()
+
+
+@happens("the worker's grant does not hold a needed credential", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open(credentials=GITHUB, granted={"main": ("jira",)})
+    await stage.attach(needs=NEEDS_GITHUB)
+    return await stage.fails()
+
+
+@happens("a needed credential cannot be issued", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open(credentials=GITHUB, granted={"main": ("jira",)})
+    await stage.attach(needs=[CredentialNeed(service="jira")])
+    return await stage.fails()
+
+
+def by_its_provider(cause: str, answer: Callable[[], Answer]) -> None:
+    """A cause that a stand-in for the configured provider brings about."""
+
+    @happens(cause, "no")
+    async def refused(stage: Stage) -> Failure:
+        await stage.open(credentials=GITHUB, granted={"main": ("github",)})
+        await stage.attach(needs=NEEDS_GITHUB)
+
+        async def issue(_provider: StaticProvider, _request: Request) -> Answer:
+            return answer()
+
+        stage.patch.setattr(StaticProvider, "issue", issue)
+        return await stage.fails()
+
+
+def _is_down() -> Answer:
+    raise ProviderDown("The provider did not answer; try again in a moment.")
+
+
+by_its_provider("the provider of a needed credential does not answer", _is_down)
+by_its_provider(
+    "a person has to authorise first", lambda: AuthorizationRequired("github", Secret("https://id.example.com"))
+)

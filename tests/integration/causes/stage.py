@@ -1,7 +1,7 @@
 """What a cause of failure happens on, and the list of those that are known."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -47,9 +47,11 @@ class Stage:
         calls: CallLimits | None = None,
         wire: WireLimits | None = None,
         workers: WorkerLimits | None = None,
+        credentials: str = "",
+        granted: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """A sidecar and a caller."""
-        host = await self.start_host(calls=calls, wire=wire, workers=workers)
+        host = await self.start_host(calls=calls, wire=wire, workers=workers, credentials=credentials, granted=granted)
         assert isinstance(host, MemoryHost)
         self.host = host
         self.caller = await host.caller()

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
+import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -42,6 +43,16 @@ def provider() -> Iterator[str]:
             yield process.stdout.readline().strip()
         finally:
             process.kill()
+
+
+def running() -> Iterator[str]:
+    """For fixtures: the address of a provider. Where it cannot run a test is skipped, but for in CI."""
+    if is_missing():
+        if os.environ.get("CI"):
+            pytest.fail("CI has no npm")
+        pytest.skip("there is no npm on PATH")
+    with provider() as issuer:
+        yield issuer
 
 
 async def authorize(url: str, who: str, *, redirect: str, declines: bool = False) -> str:

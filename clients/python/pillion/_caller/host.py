@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
+from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
 
@@ -15,8 +16,10 @@ from pillion._caller.link import Link
 from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
 from pillion._caller.outcome import value_of
 from pillion._caller.questions import Handler, Questions
-from pillion._facts import Identity, Secret, Trace
+from pillion._facts import Identity, Secret, SideEffects, Trace
 from pillion._gen.pillion.v1.execute_pb2 import (
+    CompleteConsentRequest,
+    CompleteConsentResponse,
     EndScopeRequest,
     EndScopeResponse,
     GetInfoResponse,
@@ -31,6 +34,11 @@ _SERVICE = "/pillion.v1.ToolHostService/"
 _REQUEST_SECONDS = 30.0
 _HUMAN_SECONDS = 600.0
 """How long a sidecar lets people answer, where nobody says."""
+_CONSENT_REFUSED: Mapping[str, type[_failures.CallFailed]] = {
+    "FAILED_PRECONDITION": _failures.CredentialUnavailable,
+    "INVALID_ARGUMENT": _failures.InvalidArguments,
+    "PERMISSION_DENIED": _failures.Denied,
+}
 
 
 class CallOptions(TypedDict, total=False):
@@ -195,6 +203,29 @@ class Host:
         """
         request = EndScopeRequest(session_id=session_id)
         return await self._end_scope(request, identity)
+
+    async def complete_consent(self, service: str, callback: str | Secret, identity: Identity | None = None) -> None:
+        """Hands in what a person was sent back with after they authorised a service for this subject.
+
+        `callback` is the address that they came back to, or the query of it. Only who was told where to authorise may
+        hand it in, for the subject that it was for, and once.
+
+        :raises CredentialUnavailable: if it answers no authorisation that was begun so, or the provider refuses it.
+        :raises Denied: if this caller may not act for the subject.
+        :raises ConnectionFailed: if the sidecar does not answer.
+        """
+        text = callback.reveal() if isinstance(callback, Secret) else callback
+        query = urlsplit(text).query if "://" in text.partition("?")[0] else text.removeprefix("?")
+        request = CompleteConsentRequest(service=service, callback_query=query)
+        if identity is not None:
+            request.identity.CopyFrom(_listing(identity).identity)
+        try:
+            await self._ask("CompleteConsent", request, CompleteConsentResponse)
+        except _failures.ConnectionFailed as error:
+            refused = _CONSENT_REFUSED.get(error.status or "")
+            if refused is None:
+                raise
+            raise refused(error.details, side_effects=SideEffects.NONE) from None
 
     @property
     def connected(self) -> bool:

@@ -175,6 +175,10 @@ class Host:
         """Ends a session."""
         return self._portal.wait(self._host.end_session(session_id, identity))
 
+    def complete_consent(self, service: str, callback: str | Secret, identity: Identity | None = None) -> None:
+        """Hands in what a person was sent back with after they authorised a service for this subject."""
+        self._portal.wait(self._host.complete_consent(service, callback, identity))
+
     @property
     def connected(self) -> bool:
         """Whether the stream is there now."""

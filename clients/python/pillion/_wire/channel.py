@@ -227,4 +227,6 @@ class GrpcConnection:
 def unanswered(code: grpc.StatusCode, details: str) -> ConnectionFailed:
     """The exception of a request with this status."""
     cls = NotAuthenticated if code in _REFUSED else ConnectionFailed
-    return cls(f"The sidecar did not answer: {code.name}: {details}")
+    error = cls(f"The sidecar did not answer: {code.name}: {details}")
+    error.status, error.details = code.name, details
+    return error

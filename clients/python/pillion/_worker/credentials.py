@@ -1,11 +1,14 @@
 """Credentials, as a tool gets them."""
 
+import base64
 import enum
+import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from pillion import _refusals
-from pillion._facts import Secret, seconds_of
+from pillion._facts import Secret, seconds_of, set_seconds
 from pillion._gen.pillion.v1 import context_pb2
 from pillion._gen.pillion.v1.outbound_pb2 import CredentialGet, OutboundRequest
 from pillion._worker.port import Port
@@ -28,6 +31,10 @@ class Bearer:
     expires_in: float | None = None
     """Seconds it works for, from when it was sent; `None` is not known."""
 
+    def http_headers(self) -> dict[str, str]:
+        """The header that shows it, revealed: to be sent, and nothing else."""
+        return {"authorization": f"Bearer {self.token.reveal()}"}
+
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
@@ -36,6 +43,10 @@ class ApiKey:
     key: Secret
     header: str = "x-api-key"
     expires_in: float | None = None
+
+    def http_headers(self) -> dict[str, str]:
+        """The header that shows it, revealed: to be sent, and nothing else."""
+        return {self.header: self.key.reveal()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,11 @@ class Basic:
     password: Secret
     expires_in: float | None = None
 
+    def http_headers(self) -> dict[str, str]:
+        """The header that shows it, revealed: to be sent, and nothing else."""
+        shown = base64.b64encode(f"{self.username}:{self.password.reveal()}".encode()).decode()
+        return {"authorization": f"Basic {shown}"}
+
 
 @dataclass(frozen=True, slots=True)
 class Headers:
@@ -54,9 +70,13 @@ class Headers:
     headers: Mapping[str, Secret]
     expires_in: float | None = None
 
+    def http_headers(self) -> dict[str, str]:
+        """The headers themselves, revealed: to be sent, and nothing else."""
+        return {name: value.reveal() for name, value in self.headers.items()}
+
 
 class SecretBytes:
-    """A secret that is bytes. It neither prints nor serialises."""
+    """A secret that is bytes. It neither prints nor serialises, and is not copied."""
 
     __slots__ = ("_value",)
 
@@ -67,10 +87,18 @@ class SecretBytes:
         """The bytes themselves."""
         return self._value
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretBytes) and hmac.compare_digest(other._value, self._value)
+
+    __hash__ = None  # type: ignore[assignment]  # a hash is of the value, and shows when it is the same
+
     def __repr__(self) -> str:
         return "<SecretBytes withheld>"
 
-    def __reduce_ex__(self, _: object) -> str:
+    def __format__(self, _: str) -> str:
+        return repr(self)
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError("A SecretBytes is not serialised.")
 
 
@@ -101,7 +129,15 @@ class Credentials(Mapping[str, Credential]):
         self._pushed = pushed
 
     def __getitem__(self, service: str) -> Credential:
-        return self._pushed[service]
+        try:
+            return self._pushed[service]
+        except KeyError:
+            raise KeyError(
+                f"{service} is none of the tool's needs: declare it by needs=, or await ctx.credentials.request."
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<Credentials for {', '.join(self._pushed) or 'nothing'}>"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pushed)
@@ -117,17 +153,43 @@ class Credentials(Mapping[str, Credential]):
         mode: CredentialMode = CredentialMode.MACHINE,
         force_refresh: bool = False,
     ) -> Credential | AuthorizationRequired:
-        """A credential, now.
+        """A credential, now. With `force_refresh` one that is remembered does not do, however good it looks.
 
-        :raises CredentialRefused: if none is issued.
+        :raises RequestDenied: if this worker may not be issued it.
+        :raises CredentialUnconfigured: if none is configured for the service, or not in this mode.
+        :raises CredentialProviderDown: if the provider does not answer; the same may work in a moment.
+        :raises CredentialRefused: if none is issued for another reason.
         :raises RequestRefused: as for every request.
         """
         asked = CredentialGet(service=service, scopes=scopes, force_refresh=force_refresh)
         asked.mode = mode.value  # type: ignore[assignment]  # the same numbers
         reply = await self._port.ask(OutboundRequest(credential_get=asked))
-        if reply.credential.WhichOneof("answer") == "issued":
+        answer = reply.credential.WhichOneof("answer")
+        if answer == "issued":
             return read_credential(reply.credential.issued)
-        return AuthorizationRequired(reply.credential.authorization_required.service or service)
+        if answer == "authorization_required":
+            return AuthorizationRequired(reply.credential.authorization_required.service or service)
+        raise _refusals.CredentialRefused(
+            _refusals.ReplyCode.UNSUPPORTED, "The answer is of a kind that this SDK does not know."
+        )
+
+
+def write_credential(credential: Credential) -> context_pb2.Credential:
+    """A message of the same, revealed. For whoever plays the sidecar."""
+    message = context_pb2.Credential()
+    if isinstance(credential, Bearer):
+        message.bearer.token = credential.token.reveal()
+    elif isinstance(credential, ApiKey):
+        message.api_key.key, message.api_key.header = credential.key.reveal(), credential.header
+    elif isinstance(credential, Basic):
+        message.basic.username, message.basic.password = credential.username, credential.password.reveal()
+    elif isinstance(credential, Headers):
+        message.headers.headers.update({name: value.reveal() for name, value in credential.headers.items()})
+    else:
+        message.custom.values.update({name: value.reveal() for name, value in credential.values.items()})
+    if credential.expires_in is not None:
+        set_seconds(message.expires_in, credential.expires_in)
+    return message
 
 
 def read_credential(credential: context_pb2.Credential) -> Credential:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from pillion import _json
+from pillion import _json, _refusals
 from pillion._content import write_content
 from pillion._facts import CancelReason, Effects, SideEffects, set_seconds
 from pillion._failures import FailureKind
@@ -185,6 +185,8 @@ class Execution:
         if isinstance(error, ToolError):
             said = side_effects if error.side_effects is None else error.side_effects
             self._end(FailureKind.TOOL_FAILED, error.message, said, error)
+        elif isinstance(error, _refusals.CredentialRefused):
+            self._end(FailureKind.CREDENTIAL_UNAVAILABLE, error.message, side_effects, error)
         elif isinstance(error, asyncio.CancelledError) and self.context.cancelled:
             message = "The tool stopped because its call was cancelled."
             self._end(FailureKind.CANCELLED, message, side_effects)
@@ -207,7 +209,13 @@ class Execution:
             issue.message = "It does not pass the tool's own check." if own else _cut(mistake["msg"], _PATH_BYTES)
         self._lane.send(frame.SerializeToString(), last=True)
 
-    def _end(self, kind: FailureKind, message: str, side_effects: SideEffects, error: ToolError | None = None) -> None:
+    def _end(
+        self,
+        kind: FailureKind,
+        message: str,
+        side_effects: SideEffects,
+        error: ToolError | _refusals.CredentialRefused | None = None,
+    ) -> None:
         frame = Frame(call=self._lane.call)
         failure = frame.outcome.failure
         failure.kind = kind.value  # type: ignore[assignment]  # the same numbers

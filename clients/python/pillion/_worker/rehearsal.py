@@ -12,10 +12,11 @@ from pillion._gen.pillion.v1 import context_pb2
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
 from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from pillion._worker.context import ToolContext
+from pillion._worker.credentials import AuthorizationRequired, Credential, write_credential
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries
 from pillion._worker.signals import ToolResult
-from pillion._worker.tool import made_tool
+from pillion._worker.tool import Tool, made_tool
 
 Answers = Callable[[OutboundRequest], Reply]
 """Answers what a tool asks; raises a `RequestRefused` to refuse."""
@@ -104,9 +105,17 @@ class Rehearsal:
     def forget(self, subscription: str) -> None:
         """A subscription is over."""
 
-    async def run(self, function: Callable[..., Any], arguments: Any, message: context_pb2.ToolContext) -> Any:
+    async def run(
+        self,
+        function: Callable[..., Any],
+        arguments: Any,
+        message: context_pb2.ToolContext,
+        answers: Answers | None = None,
+    ) -> Any:
         """The value that the tool returns, as its caller would get it. For `call`."""
+        self._answers = self._answers or answers
         tool = made_tool(function)
+        _check_needs(tool, message)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self.context = ToolContext(tool.name, message, self)
@@ -133,6 +142,7 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     *,
     rehearsal: Rehearsal | None = None,
     answers: Answers | None = None,
+    credentials: Mapping[str, Credential | AuthorizationRequired] | None = None,
     timeout: float = 60.0,
     identity: Identity | None = None,
     run_id: str | None = None,
@@ -148,9 +158,12 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
 
     Arguments and result go through JSON and the tool's annotations as they do in a worker, so what would be refused is
     refused here. What the tool raises comes out as it is. `rehearsal` records what it did; `answers` says what the
-    sidecar answers, without which everything is refused as unsupported. `context` has further fields of the message.
+    sidecar answers, without which everything is refused as unsupported. `credentials` are those that it could issue, by
+    service: the tool has those that it needs, and may ask for all of them. `context` has further fields of the message.
     A `ToolResult` is answered as it is.
 
+    :raises CredentialUnavailable: if the tool needs a credential that is not among them.
+    :raises ConsentRequired: if it needs one that a person has to authorise first.
     :raises InvalidArguments: if the arguments do not fit.
     :raises JsonRefused: if there is no JSON text of the same meaning.
     """
@@ -176,6 +189,58 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
             if getattr(trace, name) is not None:
                 setattr(message.trace, name, getattr(trace, name))
     message.teardown_scopes.SetInParent()
+    if credentials is not None:
+        message.has_credentials = bool(credentials)
+        _push(tool, credentials, message)
     if context is not None:
         message.MergeFrom(context)
-    return await (rehearsal or Rehearsal(answers)).run(tool, arguments, message)
+    if answers is None and credentials is not None:
+        answers = _issuing(credentials)
+    return await (rehearsal or Rehearsal()).run(tool, arguments, message, answers)
+
+
+def _push(
+    tool: Callable[..., Any],
+    credentials: Mapping[str, Credential | AuthorizationRequired],
+    message: context_pb2.ToolContext,
+) -> None:
+    """Has the context hold what the tool needs, as far as it is there."""
+    for need in made_tool(tool).descriptor.needs:
+        credential = credentials.get(need.service)
+        if isinstance(credential, AuthorizationRequired):
+            raise _failures.ConsentRequired(f"A person has to authorise {need.service} first.")
+        if credential is not None:
+            message.credentials.services[need.service].CopyFrom(write_credential(credential))
+
+
+def _check_needs(tool: Tool[..., Any], message: context_pb2.ToolContext) -> None:
+    """As a sidecar does: a tool without what it needs does not run."""
+    for need in tool.descriptor.needs:
+        if need.service not in message.credentials.services:
+            raise _failures.CredentialUnavailable(
+                f"{tool.name} needs a credential for {need.service}: pass credentials={{{need.service!r}: ...}}."
+            )
+
+
+def _issuing(credentials: Mapping[str, Credential | AuthorizationRequired]) -> Answers:
+    """Answers requests for these credentials, and nothing else."""
+
+    def answer(request: OutboundRequest) -> Reply:
+        if request.WhichOneof("request") != "credential_get":
+            raise _refusals.RequestUnsupported(
+                _refusals.ReplyCode.UNSUPPORTED, "Nothing but credentials is answered in this test: pass answers=."
+            )
+        service = request.credential_get.service
+        credential = credentials.get(service)
+        reply = Reply(request_id=request.request_id)
+        if credential is None:
+            raise _refusals.CredentialUnconfigured(
+                _refusals.ReplyCode.CREDENTIAL_UNCONFIGURED, f"There is no credential for {service} in this test."
+            )
+        if isinstance(credential, AuthorizationRequired):
+            reply.credential.authorization_required.service = service
+        else:
+            reply.credential.issued.CopyFrom(write_credential(credential))
+        return reply
+
+    return answer
