@@ -1,5 +1,6 @@
 """A call in few words, as operators see it."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1 import admin_pb2
@@ -20,11 +21,11 @@ _STATES = {
 }
 
 
-def summary_of(call: "Call", now: float) -> CallSummary:
-    """The call as it is now, by the loop's clock."""
+def summary_of(call: "Call", now: float, redact: Callable[[str], str] | None) -> CallSummary:
+    """The call as it is now, by the loop's clock. `redact` takes secrets out of what its caller calls it."""
     summary = CallSummary(
         execution_id=call.execution_id,
-        tool_call_id=call.tool_call_id,
+        tool_call_id=call.tool_call_id if redact is None else redact(call.tool_call_id),
         tool=call.tool_name,
         state=_STATES.get(call.state, admin_pb2.CallState.CALL_STATE_UNSPECIFIED),
         reports=call.reports,

@@ -89,14 +89,16 @@ class Watch:
             self._tell(self._event(_STARTED, call))
 
     def reported(self, call: "Call", frame: Frame) -> None:
-        """Its tool reported."""
+        """Its tool reported. Only its caller sees the report as it is: what others see holds no secret."""
         self.started(call)
         event = self._event(_PROGRESS, call)
         try:
             payload = parse(frame.progress.payload)
         except JsonRefused:
             payload = None
-        event.call.line = line_of(call.tool_name, payload, call.reports)
+        line = line_of(call.tool_name, payload, call.reports)
+        redact = self._pipeline.redact
+        event.call.line = line if redact is None else redact(line)
         self._tell(event)
 
     def asked(self, call: "Call") -> None:
@@ -122,7 +124,7 @@ class Watch:
 
     def _event(self, kind: "CallEventKind.ValueType", call: "Call") -> WatchCallsResponse:
         event = WatchCallsResponse(kind=kind, time_unix_nano=time.time_ns())
-        event.call.CopyFrom(summary_of(call, self._pipeline.loop.time()))
+        event.call.CopyFrom(summary_of(call, self._pipeline.loop.time(), self._pipeline.redact))
         return event
 
     def _tell(self, event: WatchCallsResponse) -> None:

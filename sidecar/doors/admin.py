@@ -87,7 +87,8 @@ class Admin:
         running.sort(key=lambda call: call.started_at)
         limit = min(request.limit, _MOST_LISTED) if request.HasField("limit") else _MOST_LISTED
         now = self._pipeline.loop.time()
-        return ListCallsResponse(calls=[summary_of(call, now) for call in running[:limit]], total=len(running))
+        redact = self._pipeline.redact
+        return ListCallsResponse(calls=[summary_of(call, now, redact) for call in running[:limit]], total=len(running))
 
     async def _watch_calls(
         self, request: WatchCallsRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -237,3 +237,20 @@ async def test_guarantee_07_a_secret_over_two_log_frames_is_found_though_another
         await worker.send(line(one, f"{secret[20:]}, they say"))
         await quiet()
     assert caplog.messages == ["it is [redacted]", "nothing to see", "[redacted], they say"]
+
+
+async def test_guarantee_07_who_looks_on_at_calls_sees_no_secret(start_host: StartHost) -> None:
+    secret = made_up("watched")
+    text = section("service", "static", insecure=True, values={"token": secret})
+    host = await start_host(credentials=text, granted={"main": ("service",)})
+    assert isinstance(host, MemoryHost)
+    worker, caller = await attach(host), await host.caller()
+    await caller.start()
+    run = (await worker.next_invoke()).call
+    assert (await worker.ask(run, get("service"))).credential.HasField("issued")
+    with host.pipeline.watched(None) as watcher:
+        await watcher.take()
+        await worker.progress(run, {"message": f"with {secret}"})
+        assert (await watcher.take()).call.line == "with [redacted]"
+        await caller.start(tool_call_id=secret)
+        assert (await watcher.take()).call.tool_call_id == "[redacted]"
