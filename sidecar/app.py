@@ -2,15 +2,12 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
-from sidecar.artifacts import Eviction
-from sidecar.artifacts.files import FileArtifactStore
-from sidecar.artifacts.transfers import Transfers
 from sidecar.audit.events import EventAudit
 from sidecar.auditing import auditing
 from sidecar.calls.pipeline import Pipeline
@@ -20,14 +17,12 @@ from sidecar.credentials.redactor import Redactor
 from sidecar.doors.access import NOBODY, Context
 from sidecar.doors.address import reachable
 from sidecar.doors.admin import Admin
-from sidecar.doors.artifacts import ArtifactDoor
-from sidecar.doors.bulk import Bulk
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners
 from sidecar.doors.tool_host import ToolHost
-from sidecar.doors.transfers import TransferDoor
 from sidecar.doors.worker_host import worker_host_handler
 from sidecar.issuing import Issuing, credential_grants, issuing
+from sidecar.keeping import Keeping
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
 from sidecar.places import private_places
@@ -84,10 +79,7 @@ class Sidecar:
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
         )
-        self._artifacts = FileArtifactStore(
-            self._database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_expired
-        )
-        self._transfers = Transfers()
+        self._keeping = Keeping(settings, self._database, self._pipeline, counters)
         self._redactor = Redactor()
         self._events = EventAudit()
         self._issuing: Issuing | None = None
@@ -123,7 +115,7 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
-                    self._artifacts,
+                    self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
@@ -131,7 +123,6 @@ class Sidecar:
                 ):
                     await self._listen(self._issuing)
                     tasks.start_soon(self._streams.run)
-                    tasks.start_soon(self._artifacts.keep_tidy)
                     tasks.start_soon(self._tell_health)
                     self._supervisor.target = reachable(self.workers_at)
                     for launch in launches:
@@ -199,6 +190,7 @@ class Sidecar:
                 "state_dir",
                 "listen",
                 "limits",
+                "artifacts",
                 "credentials",
                 "credential",
                 "audit",
@@ -244,13 +236,9 @@ class Sidecar:
         def is_operator(principal: Principal) -> bool:
             return principal.is_local or principal.name in self.settings.listen.operators
 
-        limits = self.settings.limits
-
-        def bulk() -> Bulk:
-            return Bulk(limits.artifacts.transfers, limits.wire.stall_after)
-
+        wire_limits = self.settings.limits.wire
         tool_host = ToolHost(
-            self._callers, pipeline, catalogue, self._policy, issuing_.credentials, limits.wire, principal_of
+            self._callers, pipeline, catalogue, self._policy, issuing_.credentials, wire_limits, principal_of
         )
         admin = Admin(pipeline, self.stop, principal_of, is_operator, self._events)
         try:
@@ -258,8 +246,8 @@ class Sidecar:
                 tool_host.handler(),
                 admin.handler(),
                 worker_host_handler(self._workers.attach),
-                ArtifactDoor(self._artifacts, self._policy, limits.wire, bulk(), principal_of).handler(),
-                TransferDoor(self._artifacts, self._transfers, bulk()).handler(),
+                self._keeping.for_callers(self._policy, principal_of),
+                self._keeping.for_workers(),
                 reflection_by_tcp=listen.reflection,
             )
         except OSError as error:
@@ -270,9 +258,6 @@ class Sidecar:
     def _tell_credential(self, event: CredentialEvent) -> None:
         self._counters.add(_COUNTED[event.what])
         self._events.credential(event)
-
-    def _count_expired(self, expired: Sequence[Eviction]) -> None:
-        self._counters.add("expired_artifacts", len(expired))
 
     async def _tell_health(self) -> None:
         """Keeps the health of `worker/<name>` true: whether an instance of it takes calls."""

@@ -11,10 +11,11 @@ from pydantic import ConfigDict, ValidationError
 from sidecar.credentials.settings import CredentialSettings, anchor
 from sidecar.doors.address import UNIX
 from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
-from sidecar.sections import Allow, Audit, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
+from sidecar.sections import Allow, Artifacts, Audit, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
 
 __all__ = (
     "Allow",
+    "Artifacts",
     "Audit",
     "ConfigRefused",
     "Layer",
@@ -55,6 +56,7 @@ class Settings(CredentialSettings):
     """Who may do what, beside the user of the callers' unix socket, who may do everything."""
     worker: tuple[Worker, ...] = ()
     limits: Limits = Limits()
+    artifacts: Artifacts = Artifacts()
     audit: Audit = Audit()
     log: Log = Log()
     metrics: Metrics | None = None

@@ -220,6 +220,15 @@ class Limits(BaseModel):
     """Of artifacts."""
 
 
+class Artifacts(BaseModel):
+    """The artifact store."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    enabled: bool = True
+    """Whether there is one. Without it, tools that want artifacts and all that asks for them are refused."""
+
+
 class Audit(BaseModel):
     """The record of who did what."""
 

@@ -112,7 +112,11 @@ class Origin:
     """Which call made an artifact. Stamped by the sidecar, never taken from a tool."""
 
     tool_call_id: str
+    """The caller's id of the call."""
     run_id: str | None = None
+    """The caller's run."""
+    tool: str | None = None
+    execution_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ _LAST = 2**63 - 1
 _SWEPT = 256
 
 _FIELDS = """
-    reference, kind, media_type, size, shape, created_at, label, digest, expires_at, run_id, tool_call_id, parents
+    reference, kind, media_type, size, shape, created_at, label, digest, expires_at, parents,
+    run_id, tool_call_id, tool, execution_id
 """
 _IN_SCOPE = """
     scope = (
@@ -81,7 +82,7 @@ _SCOPE = """
 """
 _ADD = f"""
     INSERT INTO artifact (scope, sequence, read_at, file, {_FIELDS})
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """  # noqa: S608  # the same
 _READ = "UPDATE artifact SET read_at = max(read_at, ?) WHERE id = ?"
 _HAS_FILE = "SELECT 1 FROM artifact WHERE file = ?"
@@ -211,14 +212,14 @@ def _row(meta: ArtifactMeta) -> tuple[object, ...]:
         meta.label,
         meta.digest,
         meta.expires_at,
-        None if origin is None else origin.run_id,
-        None if origin is None else origin.tool_call_id,
         " ".join(meta.parents),
+        *((None,) * 4 if origin is None else (origin.run_id, origin.tool_call_id, origin.tool, origin.execution_id)),
     )
 
 
 def _meta(row: tuple[Any, ...]) -> ArtifactMeta:
-    reference, kind, media_type, size, shape, created_at, label, digest, expires_at, run_id, tool_call_id, parents = row
+    reference, kind, media_type, size, shape, created_at, label, digest, expires_at, parents = row[:-4]
+    run_id, tool_call_id, tool, execution_id = row[-4:]
     return ArtifactMeta(
         reference,
         kind,
@@ -229,6 +230,6 @@ def _meta(row: tuple[Any, ...]) -> ArtifactMeta:
         expires_at,
         label,
         digest,
-        None if tool_call_id is None else Origin(tool_call_id, run_id),
+        None if tool_call_id is None else Origin(tool_call_id, run_id, tool, execution_id),
         tuple(parents.split()),
     )

@@ -118,6 +118,19 @@ class Call(CallClock):
         """The instance that runs it, if one does."""
         return self._assignment.instance_id if self._assignment is not None else None
 
+    @property
+    def assignment(self) -> Assignment | None:
+        """Its slot on that instance."""
+        return self._assignment
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """References of the artifacts that its arguments hold, each once."""
+        if self.invocation is None:
+            return ()
+        wanted = self.invocation.invoke.context.wanted.arguments.values()
+        return tuple(dict.fromkeys(artifact.meta.reference for artifact in wanted))
+
     def at_end(self, ending: Callable[[], object]) -> None:
         """Has something called when the call is over, or at once if it is. It may not raise."""
         if self.state is _DONE:
@@ -240,7 +253,8 @@ class Call(CallClock):
         assignment.release()
         cause = self._cause
         if cause is None:
-            outcome = checked(frame, tool, self._pipeline.redact)
+            takes_uploads = tool.places and self._pipeline.placer is not None
+            outcome = checked(frame, tool, self._pipeline.redact, takes_uploads=takes_uploads)
             if tool.places and (placing := self._pipeline.placing(self, tool, outcome)) is not None:
                 self._place(tool, placing)
             else:

@@ -97,6 +97,8 @@ class Pipeline:
             "tools_has": nesting.has,
         }
         """Who answers what running tools ask, by the name of the request."""
+        self.has_artifacts = False
+        """Whether tools have an artifact store."""
         self.placer: Placer | None = None
         """Who moves large results; `None`: nobody, and they are refused."""
         self.issued_to: frozenset[str] = frozenset()
@@ -196,6 +198,8 @@ class Pipeline:
             )
         invocation = call.invocation
         if invocation is not None:
+            # What the earlier version had declared is not for this one.
+            invocation.invoke.context.ClearField("wanted")
             self._fit(call, tool, parse(invocation.invoke.arguments), self.loop.time())
 
     def lets_run(self, call: Call, tool: str) -> bool:
@@ -269,6 +273,8 @@ class Pipeline:
             raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
         self._check_policy(principal, scope, name)
         call.invocation = invocation(start, call, arguments, identity)
+        if self.has_artifacts:
+            call.invocation.invoke.context.has_artifacts = True
         if call.span is not None:
             call.span.carry(call.invocation.invoke.context.trace)
         if tool is not None:

@@ -52,26 +52,23 @@ def effects_of(frame: Frame, tool: Tool) -> "SideEffects.ValueType":
     return effects_of_return(tool) if outcome.HasField("result") else effects_of_attempt(tool)
 
 
-def checked(frame: Frame, tool: Tool, redact: Callable[[str], str] | None) -> Frame:
+def checked(frame: Frame, tool: Tool, redact: Callable[[str], str] | None, *, takes_uploads: bool) -> Frame:
     """The outcome frame to pass on: the worker's own, stripped of what is not its to say, or a failure in its stead.
 
-    `redact` takes secrets out of what it says of a failure. A result is the tool's word, and passes as it is.
+    `redact` takes secrets out of what it says of a failure. A result is the tool's word, and passes as it is. With
+    `takes_uploads`, one that names an uploaded artifact in place of a value is passed on as it is, to be looked into
+    where artifacts are known.
     """
     outcome = frame.outcome
     if _has(outcome, "result"):
-        if _has(outcome, "uploaded_reference"):
-            outcome.ClearField("uploaded_reference")
         result = outcome.result
         if _result_has(result, "placed"):
             result.ClearField("placed")
+        if _has(outcome, "uploaded_reference"):
+            wrong = _not_uploadable(tool, result, takes_uploads=takes_uploads)
+            return frame if wrong is None else failed(wrong)
         if tool.ceiling is not None and (size := result.ByteSize()) > tool.ceiling:
-            return failed(
-                failure(
-                    FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
-                    f"The result has {size:,} bytes and {tool.name} returns at most {tool.ceiling:,}; ask for less.",
-                    effects_of_return(tool),
-                )
-            )
+            return failed(over_ceiling(tool, size))
         if tool.result is None or result.is_error:
             return frame
         wrong = _misfit(frame, tool)
@@ -102,6 +99,32 @@ def too_large(tool: Tool, limit: int, side_effects: "SideEffects.ValueType") -> 
         f"The result of {tool.name} is over the {limit:,} bytes that can be carried; ask for less.",
         side_effects,
     )
+
+
+def over_ceiling(tool: Tool, size: int) -> Failure:
+    """The failure of a call whose result has more bytes than its tool declares."""
+    return failure(
+        FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+        f"The result has {size:,} bytes and {tool.name} returns at most {tool.ceiling:,}; ask for less.",
+        effects_of_return(tool),
+    )
+
+
+def _not_uploadable(tool: Tool, result: Result, *, takes_uploads: bool) -> Failure | None:
+    """Why a result that was uploaded cannot be passed on; `None` if it may."""
+    if not takes_uploads:
+        return failure(
+            FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+            f"The result of {tool.name} was uploaded, and the tool declares no placement for it; ask for less.",
+            effects_of_return(tool),
+        )
+    if result.is_error or _result_has(result, "json"):
+        return failure(
+            FailureKind.FAILURE_KIND_INTERNAL,
+            f"The worker of {tool.name} uploaded a result, and sent another beside it.",
+            effects_of_return(tool),
+        )
+    return None
 
 
 def _misfit(frame: Frame, tool: Tool) -> Failure | None:

@@ -8,8 +8,6 @@ import grpc
 import grpc.aio
 
 from sidecar._gen.pillion.v1.artifacts_pb2 import (
-    ArtifactData,
-    ArtifactShape,
     DeleteRequest,
     DeleteResponse,
     DownloadRequest,
@@ -26,18 +24,12 @@ from sidecar._gen.pillion.v1.artifacts_pb2 import (
     UploadResponse,
 )
 from sidecar.artifacts import ArtifactError, ArtifactStore, InvalidArtifact, Upload
+from sidecar.artifacts.messages import data_message, eviction_message, input_from, meta_message, shape_from
 from sidecar.artifacts.port import DEFAULT_PAGE, LARGEST_PAGE
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.ports import StoreUnavailable
 from sidecar.doors.access import Context, check_admitted
-from sidecar.doors.artifact_messages import (
-    eviction_message,
-    failure_of,
-    input_from,
-    meta_message,
-    scope_from,
-    shape_from,
-)
+from sidecar.doors.artifact_messages import failure_of, scope_from
 from sidecar.doors.bulk import Bulk, receive, send
 from sidecar.doors.execute import too_large
 from sidecar.doors.status import refuse
@@ -108,8 +100,7 @@ class ArtifactDoor:
             if meta.size > self._wire_limits.max_frame_bytes:
                 raise InvalidArtifact(f"The artifact has {meta.size:,} bytes, which Get does not answer; use Download.")
             content = b"".join([chunk async for chunk in artifact.chunks()])
-        shape = ArtifactShape.ValueType(meta.shape)
-        return GetResponse(meta=meta_message(meta), data=ArtifactData(shape=shape, content=content))
+        return GetResponse(meta=meta_message(meta), data=data_message(meta, content))
 
     async def _delete(self, request: DeleteRequest, context: Context) -> DeleteResponse:
         await self._store.delete(self._admitted(request.scope, context), request.reference)

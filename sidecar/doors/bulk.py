@@ -15,11 +15,12 @@ from sidecar._gen.pillion.v1.artifacts_pb2 import (
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind
 from sidecar.artifacts import ArtifactError, InvalidArtifact, OpenArtifact, Upload
 from sidecar.artifacts.checks import end_of
+from sidecar.artifacts.messages import eviction_message, meta_message
 from sidecar.artifacts.transfers import TransferRefused
 from sidecar.calls.outcome import NONE, Refusal, failure
 from sidecar.calls.ports import StoreUnavailable
 from sidecar.doors.access import Context
-from sidecar.doors.artifact_messages import eviction_message, failure_of, meta_message
+from sidecar.doors.artifact_messages import failure_of
 from sidecar.doors.status import refuse, tell
 from sidecar.wire.bulk import BulkStream, Stalled
 from sidecar.wire.transport import StreamLost

@@ -1,17 +1,17 @@
 """The bulk transfers of workers, over gRPC: by token alone."""
 
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import grpc
 import grpc.aio
 
 from sidecar._gen.pillion.v1.artifacts_pb2 import DownloadRequest, UploadHeader, UploadResponse
 from sidecar.artifacts import ArtifactStore, Upload, UploadNotFound
+from sidecar.artifacts.tokens import abandon
 from sidecar.artifacts.transfers import Direction, Download, Slot, Transfer, TransferRefused, Transfers
 from sidecar.doors.access import Context
 from sidecar.doors.artifacts import SERVICE
 from sidecar.doors.bulk import Bulk, receive, send
-from sidecar.scope import Scope
 
 INSTANCE_SECRET = "pillion-instance-secret"  # noqa: S105  # the name of the metadata
 """Metadata: the re-attach secret of the instance that transfers, which proves that it is the call's own."""
@@ -76,12 +76,6 @@ class TransferDoor:
             async with self._store.get(what.scope, what.reference) as artifact:
                 await send(stream, artifact, request)
             transfer.is_used_up = True
-
-
-async def abandon(store: ArtifactStore, scope: Scope, upload_id: str) -> None:
-    """Gives up an upload, if it is still open."""
-    with suppress(UploadNotFound):
-        await (await store.resume(scope, upload_id)).abandon()
 
 
 def _secret(context: Context) -> str:

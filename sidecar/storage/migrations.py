@@ -141,6 +141,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END
         """,
     ),
+    (
+        "ALTER TABLE artifact ADD COLUMN tool TEXT",
+        "ALTER TABLE artifact ADD COLUMN execution_id TEXT",
+    ),
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 

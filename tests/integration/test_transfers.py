@@ -31,8 +31,8 @@ class Workers:
 
     def __init__(self, host: SocketHost, listener: Artifacts) -> None:
         self.listener = listener
-        self.store: ArtifactStore = host.sidecar._artifacts
-        self.transfers: Transfers = host.sidecar._transfers
+        self.store: ArtifactStore = store_of(host)
+        self.transfers: Transfers = host.sidecar._keeping.transfers
         self.own, self.other = (_instance(host, name) for name in ("main", "other"))
 
     def for_download(self, reference: str, call: str = "exe_1") -> str:
@@ -54,6 +54,13 @@ class Workers:
         """What is answered to an upload."""
         header = UploadHeader(transfer_token=token, **rest)
         return await self.listener.upload(header, chunks, self.own.secret if secret is None else secret)
+
+
+def store_of(host: SocketHost) -> ArtifactStore:
+    """Its store, to look at what is in it."""
+    store = host.sidecar._keeping.store
+    assert store is not None
+    return store
 
 
 def _instance(host: SocketHost, name: str) -> Instance:

@@ -150,7 +150,10 @@ type ScopeFacts struct {
 	// The session. Unset: none. Not trusted. At most 256 bytes.
 	SessionId *string `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3,oneof" json:"session_id,omitempty"`
 	// The run. Unset: none. Not trusted. At most 256 bytes.
-	RunId         *string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3,oneof" json:"run_id,omitempty"`
+	RunId *string `protobuf:"bytes,5,opt,name=run_id,json=runId,proto3,oneof" json:"run_id,omitempty"`
+	// The execution, by the id of its `Started`: where a call that names no conversation, session or run keeps what it
+	// puts. Unset: none. Not trusted. At most 256 bytes.
+	ExecutionId   *string `protobuf:"bytes,6,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,6 +223,13 @@ func (x *ScopeFacts) GetRunId() string {
 	return ""
 }
 
+func (x *ScopeFacts) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
 // A payload and its shape.
 type ArtifactData struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -281,7 +291,11 @@ type ArtifactOrigin struct {
 	// The run. Unset: the call had none.
 	RunId *string `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3,oneof" json:"run_id,omitempty"`
 	// The caller's id of the call. Unset: not made in a call.
-	ToolCallId    *string `protobuf:"bytes,2,opt,name=tool_call_id,json=toolCallId,proto3,oneof" json:"tool_call_id,omitempty"`
+	ToolCallId *string `protobuf:"bytes,2,opt,name=tool_call_id,json=toolCallId,proto3,oneof" json:"tool_call_id,omitempty"`
+	// The tool. Unset: not known, of an artifact that an older sidecar stored.
+	Tool *string `protobuf:"bytes,3,opt,name=tool,proto3,oneof" json:"tool,omitempty"`
+	// The sidecar's id of the execution. Unset: likewise.
+	ExecutionId   *string `protobuf:"bytes,4,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -326,6 +340,20 @@ func (x *ArtifactOrigin) GetRunId() string {
 func (x *ArtifactOrigin) GetToolCallId() string {
 	if x != nil && x.ToolCallId != nil {
 		return *x.ToolCallId
+	}
+	return ""
+}
+
+func (x *ArtifactOrigin) GetTool() string {
+	if x != nil && x.Tool != nil {
+		return *x.Tool
+	}
+	return ""
+}
+
+func (x *ArtifactOrigin) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
 	}
 	return ""
 }
@@ -1608,7 +1636,7 @@ var File_pillion_v1_artifacts_proto protoreflect.FileDescriptor
 const file_pillion_v1_artifacts_proto_rawDesc = "" +
 	"\n" +
 	"\x1apillion/v1/artifacts.proto\x12\n" +
-	"pillion.v1\x1a\x1egoogle/protobuf/duration.proto\"\x81\x02\n" +
+	"pillion.v1\x1a\x1egoogle/protobuf/duration.proto\"\xba\x02\n" +
 	"\n" +
 	"ScopeFacts\x12\x1b\n" +
 	"\x06tenant\x18\x01 \x01(\tH\x00R\x06tenant\x88\x01\x01\x12!\n" +
@@ -1616,22 +1644,28 @@ const file_pillion_v1_artifacts_proto_rawDesc = "" +
 	"\x0fconversation_id\x18\x03 \x01(\tH\x02R\x0econversationId\x88\x01\x01\x12\"\n" +
 	"\n" +
 	"session_id\x18\x04 \x01(\tH\x03R\tsessionId\x88\x01\x01\x12\x1a\n" +
-	"\x06run_id\x18\x05 \x01(\tH\x04R\x05runId\x88\x01\x01B\t\n" +
+	"\x06run_id\x18\x05 \x01(\tH\x04R\x05runId\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\x06 \x01(\tH\x05R\vexecutionId\x88\x01\x01B\t\n" +
 	"\a_tenantB\f\n" +
 	"\n" +
 	"_principalB\x12\n" +
 	"\x10_conversation_idB\r\n" +
 	"\v_session_idB\t\n" +
-	"\a_run_id\"Y\n" +
+	"\a_run_idB\x0f\n" +
+	"\r_execution_id\"Y\n" +
 	"\fArtifactData\x12/\n" +
 	"\x05shape\x18\x01 \x01(\x0e2\x19.pillion.v1.ArtifactShapeR\x05shape\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"o\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xca\x01\n" +
 	"\x0eArtifactOrigin\x12\x1a\n" +
 	"\x06run_id\x18\x01 \x01(\tH\x00R\x05runId\x88\x01\x01\x12%\n" +
 	"\ftool_call_id\x18\x02 \x01(\tH\x01R\n" +
-	"toolCallId\x88\x01\x01B\t\n" +
+	"toolCallId\x88\x01\x01\x12\x17\n" +
+	"\x04tool\x18\x03 \x01(\tH\x02R\x04tool\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\x04 \x01(\tH\x03R\vexecutionId\x88\x01\x01B\t\n" +
 	"\a_run_idB\x0f\n" +
-	"\r_tool_call_id\"\xa5\x03\n" +
+	"\r_tool_call_idB\a\n" +
+	"\x05_toolB\x0f\n" +
+	"\r_execution_id\"\xa5\x03\n" +
 	"\fArtifactMeta\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1d\n" +

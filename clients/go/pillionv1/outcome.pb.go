@@ -228,8 +228,9 @@ type Outcome struct {
 	//	*Outcome_Paused
 	//	*Outcome_Failure
 	Kind isOutcome_Kind `protobuf_oneof:"kind"`
-	// From the worker: the uploaded reference that holds a result too large for a frame. Unset: the result is inline.
-	// Ignored where the tool declares no placement.
+	// From the worker: the artifact that it uploaded in this call, as JSON, because the result is too large for a frame;
+	// `Result.json` is then unset. Unset: the result is inline. Any other artifact is INTERNAL; where the tool declares no
+	// placement it is RESULT_TOO_LARGE. Never sent to a caller.
 	UploadedReference *string `protobuf:"bytes,4,opt,name=uploaded_reference,json=uploadedReference,proto3,oneof" json:"uploaded_reference,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

@@ -18,6 +18,10 @@ pub struct ScopeFacts {
     /// The run. Unset: none. Not trusted. At most 256 bytes.
     #[prost(string, optional, tag="5")]
     pub run_id: ::core::option::Option<::prost::alloc::string::String>,
+    /// The execution, by the id of its `Started`: where a call that names no conversation, session or run keeps what it
+    /// puts. Unset: none. Not trusted. At most 256 bytes.
+    #[prost(string, optional, tag="6")]
+    pub execution_id: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// A payload and its shape.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -38,6 +42,12 @@ pub struct ArtifactOrigin {
     /// The caller's id of the call. Unset: not made in a call.
     #[prost(string, optional, tag="2")]
     pub tool_call_id: ::core::option::Option<::prost::alloc::string::String>,
+    /// The tool. Unset: not known, of an artifact that an older sidecar stored.
+    #[prost(string, optional, tag="3")]
+    pub tool: ::core::option::Option<::prost::alloc::string::String>,
+    /// The sidecar's id of the execution. Unset: likewise.
+    #[prost(string, optional, tag="4")]
+    pub execution_id: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// What the store knows of an artifact.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -810,8 +820,9 @@ impl TeardownReason {
 /// dropped and counted. Must follow: nothing. A reader that knows none of the kinds treats it as INTERNAL.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Outcome {
-    /// From the worker: the uploaded reference that holds a result too large for a frame. Unset: the result is inline.
-    /// Ignored where the tool declares no placement.
+    /// From the worker: the artifact that it uploaded in this call, as JSON, because the result is too large for a frame;
+    /// `Result.json` is then unset. Unset: the result is inline. Any other artifact is INTERNAL; where the tool declares no
+    /// placement it is RESULT_TOO_LARGE. Never sent to a caller.
     #[prost(string, optional, tag="4")]
     pub uploaded_reference: ::core::option::Option<::prost::alloc::string::String>,
     /// What it is. Exactly one; none or an unknown one is INTERNAL.

@@ -87,6 +87,7 @@ class ScopeFacts(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    EXECUTION_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The customer. Unset: none. Not trusted. At most 256 bytes; empty reads as unset."""
     principal: _builtins.str
@@ -97,6 +98,10 @@ class ScopeFacts(_message.Message):
     """The session. Unset: none. Not trusted. At most 256 bytes."""
     run_id: _builtins.str
     """The run. Unset: none. Not trusted. At most 256 bytes."""
+    execution_id: _builtins.str
+    """The execution, by the id of its `Started`: where a call that names no conversation, session or run keeps what it
+    puts. Unset: none. Not trusted. At most 256 bytes.
+    """
     def __init__(
         self,
         *,
@@ -105,13 +110,16 @@ class ScopeFacts(_message.Message):
         conversation_id: _builtins.str | None = ...,
         session_id: _builtins.str | None = ...,
         run_id: _builtins.str | None = ...,
+        execution_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_conversation_id", b"_conversation_id", "_principal", b"_principal", "_run_id", b"_run_id", "_session_id", b"_session_id", "_tenant", b"_tenant", "conversation_id", b"conversation_id", "principal", b"principal", "run_id", b"run_id", "session_id", b"session_id", "tenant", b"tenant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_conversation_id", b"_conversation_id", "_execution_id", b"_execution_id", "_principal", b"_principal", "_run_id", b"_run_id", "_session_id", b"_session_id", "_tenant", b"_tenant", "conversation_id", b"conversation_id", "execution_id", b"execution_id", "principal", b"principal", "run_id", b"run_id", "session_id", b"session_id", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conversation_id", b"_conversation_id", "_principal", b"_principal", "_run_id", b"_run_id", "_session_id", b"_session_id", "_tenant", b"_tenant", "conversation_id", b"conversation_id", "principal", b"principal", "run_id", b"run_id", "session_id", b"session_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conversation_id", b"_conversation_id", "_execution_id", b"_execution_id", "_principal", b"_principal", "_run_id", b"_run_id", "_session_id", b"_session_id", "_tenant", b"_tenant", "conversation_id", b"conversation_id", "execution_id", b"execution_id", "principal", b"principal", "run_id", b"run_id", "session_id", b"session_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__conversation_id: _TypeAlias = _typing.Literal["conversation_id"]  # noqa: Y015
     _WhichOneofArgType__conversation_id: _TypeAlias = _typing.Literal["_conversation_id", b"_conversation_id"]  # noqa: Y015
+    _WhichOneofReturnType__execution_id: _TypeAlias = _typing.Literal["execution_id"]  # noqa: Y015
+    _WhichOneofArgType__execution_id: _TypeAlias = _typing.Literal["_execution_id", b"_execution_id"]  # noqa: Y015
     _WhichOneofReturnType__principal: _TypeAlias = _typing.Literal["principal"]  # noqa: Y015
     _WhichOneofArgType__principal: _TypeAlias = _typing.Literal["_principal", b"_principal"]  # noqa: Y015
     _WhichOneofReturnType__run_id: _TypeAlias = _typing.Literal["run_id"]  # noqa: Y015
@@ -122,6 +130,8 @@ class ScopeFacts(_message.Message):
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__conversation_id) -> _WhichOneofReturnType__conversation_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__execution_id) -> _WhichOneofReturnType__execution_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__principal) -> _WhichOneofReturnType__principal | None: ...
     @_typing.overload
@@ -167,26 +177,42 @@ class ArtifactOrigin(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    EXECUTION_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run. Unset: the call had none."""
     tool_call_id: _builtins.str
     """The caller's id of the call. Unset: not made in a call."""
+    tool: _builtins.str
+    """The tool. Unset: not known, of an artifact that an older sidecar stored."""
+    execution_id: _builtins.str
+    """The sidecar's id of the execution. Unset: likewise."""
     def __init__(
         self,
         *,
         run_id: _builtins.str | None = ...,
         tool_call_id: _builtins.str | None = ...,
+        tool: _builtins.str | None = ...,
+        execution_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_run_id", b"_run_id", "_tool_call_id", b"_tool_call_id", "run_id", b"run_id", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_execution_id", b"_execution_id", "_run_id", b"_run_id", "_tool", b"_tool", "_tool_call_id", b"_tool_call_id", "execution_id", b"execution_id", "run_id", b"run_id", "tool", b"tool", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_run_id", b"_run_id", "_tool_call_id", b"_tool_call_id", "run_id", b"run_id", "tool_call_id", b"tool_call_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_execution_id", b"_execution_id", "_run_id", b"_run_id", "_tool", b"_tool", "_tool_call_id", b"_tool_call_id", "execution_id", b"execution_id", "run_id", b"run_id", "tool", b"tool", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__execution_id: _TypeAlias = _typing.Literal["execution_id"]  # noqa: Y015
+    _WhichOneofArgType__execution_id: _TypeAlias = _typing.Literal["_execution_id", b"_execution_id"]  # noqa: Y015
     _WhichOneofReturnType__run_id: _TypeAlias = _typing.Literal["run_id"]  # noqa: Y015
     _WhichOneofArgType__run_id: _TypeAlias = _typing.Literal["_run_id", b"_run_id"]  # noqa: Y015
+    _WhichOneofReturnType__tool: _TypeAlias = _typing.Literal["tool"]  # noqa: Y015
+    _WhichOneofArgType__tool: _TypeAlias = _typing.Literal["_tool", b"_tool"]  # noqa: Y015
     _WhichOneofReturnType__tool_call_id: _TypeAlias = _typing.Literal["tool_call_id"]  # noqa: Y015
     _WhichOneofArgType__tool_call_id: _TypeAlias = _typing.Literal["_tool_call_id", b"_tool_call_id"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__execution_id) -> _WhichOneofReturnType__execution_id | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__run_id) -> _WhichOneofReturnType__run_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool) -> _WhichOneofReturnType__tool | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_id) -> _WhichOneofReturnType__tool_call_id | None: ...
 

@@ -168,8 +168,9 @@ class Outcome(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     UPLOADED_REFERENCE_FIELD_NUMBER: _builtins.int
     uploaded_reference: _builtins.str
-    """From the worker: the uploaded reference that holds a result too large for a frame. Unset: the result is inline.
-    Ignored where the tool declares no placement.
+    """From the worker: the artifact that it uploaded in this call, as JSON, because the result is too large for a frame;
+    `Result.json` is then unset. Unset: the result is inline. Any other artifact is INTERNAL; where the tool declares no
+    placement it is RESULT_TOO_LARGE. Never sent to a caller.
     """
     @_builtins.property
     def result(self) -> Global___Result:

@@ -58,7 +58,14 @@ export interface ScopeFacts {
     | string
     | undefined;
   /** The run. Unset: none. Not trusted. At most 256 bytes. */
-  runId?: string | undefined;
+  runId?:
+    | string
+    | undefined;
+  /**
+   * The execution, by the id of its `Started`: where a call that names no conversation, session or run keeps what it
+   * puts. Unset: none. Not trusted. At most 256 bytes.
+   */
+  executionId?: string | undefined;
 }
 
 /** A payload and its shape. */
@@ -76,7 +83,15 @@ export interface ArtifactOrigin {
     | string
     | undefined;
   /** The caller's id of the call. Unset: not made in a call. */
-  toolCallId?: string | undefined;
+  toolCallId?:
+    | string
+    | undefined;
+  /** The tool. Unset: not known, of an artifact that an older sidecar stored. */
+  tool?:
+    | string
+    | undefined;
+  /** The sidecar's id of the execution. Unset: likewise. */
+  executionId?: string | undefined;
 }
 
 /** What the store knows of an artifact. */
@@ -337,7 +352,14 @@ export interface DownloadResponse {
 }
 
 function createBaseScopeFacts(): ScopeFacts {
-  return { tenant: undefined, principal: undefined, conversationId: undefined, sessionId: undefined, runId: undefined };
+  return {
+    tenant: undefined,
+    principal: undefined,
+    conversationId: undefined,
+    sessionId: undefined,
+    runId: undefined,
+    executionId: undefined,
+  };
 }
 
 export const ScopeFacts: MessageFns<ScopeFacts> = {
@@ -356,6 +378,9 @@ export const ScopeFacts: MessageFns<ScopeFacts> = {
     }
     if (message.runId !== undefined) {
       writer.uint32(42).string(message.runId);
+    }
+    if (message.executionId !== undefined) {
+      writer.uint32(50).string(message.executionId);
     }
     return writer;
   },
@@ -413,6 +438,14 @@ export const ScopeFacts: MessageFns<ScopeFacts> = {
             message.runId = reader.string();
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.executionId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -435,6 +468,7 @@ export const ScopeFacts: MessageFns<ScopeFacts> = {
     message.conversationId = object.conversationId ?? undefined;
     message.sessionId = object.sessionId ?? undefined;
     message.runId = object.runId ?? undefined;
+    message.executionId = object.executionId ?? undefined;
     return message;
   },
 };
@@ -507,7 +541,7 @@ export const ArtifactData: MessageFns<ArtifactData> = {
 };
 
 function createBaseArtifactOrigin(): ArtifactOrigin {
-  return { runId: undefined, toolCallId: undefined };
+  return { runId: undefined, toolCallId: undefined, tool: undefined, executionId: undefined };
 }
 
 export const ArtifactOrigin: MessageFns<ArtifactOrigin> = {
@@ -517,6 +551,12 @@ export const ArtifactOrigin: MessageFns<ArtifactOrigin> = {
     }
     if (message.toolCallId !== undefined) {
       writer.uint32(18).string(message.toolCallId);
+    }
+    if (message.tool !== undefined) {
+      writer.uint32(26).string(message.tool);
+    }
+    if (message.executionId !== undefined) {
+      writer.uint32(34).string(message.executionId);
     }
     return writer;
   },
@@ -550,6 +590,22 @@ export const ArtifactOrigin: MessageFns<ArtifactOrigin> = {
             message.toolCallId = reader.string();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.tool = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.executionId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -569,6 +625,8 @@ export const ArtifactOrigin: MessageFns<ArtifactOrigin> = {
     const message = createBaseArtifactOrigin();
     message.runId = object.runId ?? undefined;
     message.toolCallId = object.toolCallId ?? undefined;
+    message.tool = object.tool ?? undefined;
+    message.executionId = object.executionId ?? undefined;
     return message;
   },
 };

@@ -97,8 +97,9 @@ export interface Outcome {
     { $case: "failure"; value: Failure }
     | undefined;
   /**
-   * From the worker: the uploaded reference that holds a result too large for a frame. Unset: the result is inline.
-   * Ignored where the tool declares no placement.
+   * From the worker: the artifact that it uploaded in this call, as JSON, because the result is too large for a frame;
+   * `Result.json` is then unset. Unset: the result is inline. Any other artifact is INTERNAL; where the tool declares no
+   * placement it is RESULT_TOO_LARGE. Never sent to a caller.
    */
   uploadedReference?: string | undefined;
 }
