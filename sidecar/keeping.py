@@ -9,11 +9,9 @@ import grpc
 from sidecar._gen.pillion.v1 import artifacts_pb2
 from sidecar.artifacts import Eviction
 from sidecar.artifacts.files import FileArtifactStore
-from sidecar.artifacts.placement import Placement
-from sidecar.artifacts.requests import ArtifactRequests
+from sidecar.artifacts.provision import provide
 from sidecar.artifacts.tokens import CallTokens
 from sidecar.artifacts.transfers import Transfers
-from sidecar.artifacts.wants import Wants
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import Settings
 from sidecar.doors.access import Context
@@ -44,13 +42,13 @@ class Keeping:
         self.store = store = FileArtifactStore(
             database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_expired
         )
-        self._tokens = tokens = CallTokens(self.transfers, store)
-        inline, frame = limits.wire.max_inline_bytes, limits.wire.max_frame_bytes
-        requests = ArtifactRequests(store, tokens, inline_bytes=inline, frame_bytes=frame)
-        pipeline.suppliers["wants"] = Wants(store, tokens, inline_bytes=inline, frame_bytes=frame)
-        pipeline.responders |= requests.responders
-        pipeline.placer = Placement(store)
-        pipeline.has_artifacts = True
+        self._tokens = provide(
+            pipeline,
+            store,
+            self.transfers,
+            inline_bytes=limits.wire.max_inline_bytes,
+            frame_bytes=limits.wire.max_frame_bytes,
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

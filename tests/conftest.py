@@ -79,6 +79,7 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
         sets: dict[str, frozenset[str]] | None = None,
         credentials: str = "",
         granted: Mapping[str, tuple[str, ...]] | None = None,
+        keeps_artifacts: bool | None = None,
     ) -> Host:
         setup = Setup(
             calls or CallLimits(),
@@ -88,6 +89,7 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
             artifacts or ArtifactLimits(),
             credentials,
             granted or {},
+            keeps_artifacts,
         )
         if transport == "memory":
             host: Host = MemoryHost(setup)

@@ -14,7 +14,7 @@ class ArtifactLimits:
     """The largest artifact."""
     retention: float = 30 * _DAY
     """How long an artifact is kept at most; its maker may say less. Without it those of calls that named neither
-    conversation, session nor run would stay for ever, though nobody can reach them."""
+    conversation, session nor run would stay for ever, though hardly anybody knows of them."""
     bytes_per_scope: int = 16 * GIB
     """What a scope may hold; beyond it the artifacts that were longest not looked at give way."""
     count_per_scope: int = 10_000

@@ -191,6 +191,9 @@ class OneWay:
     async def write(self, message: bytes) -> None:
         raise ZeroDivisionError(len(message))
 
+    async def told(self) -> dict[str, str]:
+        return {}
+
     async def finish(self) -> None: ...
 
     def cancel(self) -> None:

@@ -122,6 +122,7 @@ class StartHost(Protocol):
         sets: dict[str, frozenset[str]] | None = None,
         credentials: str = "",
         granted: Mapping[str, tuple[str, ...]] | None = None,
+        keeps_artifacts: bool | None = None,
     ) -> Host:
         """The running sidecar."""
         ...

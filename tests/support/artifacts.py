@@ -8,6 +8,7 @@ import grpc.aio
 
 from sidecar._gen.pillion.v1 import artifacts_pb2 as messages
 from sidecar._gen.pillion.v1.artifacts_pb2_grpc import ArtifactServiceStub
+from sidecar._gen.pillion.v1.outbound_pb2 import ArtifactPut, ArtifactUpload, OutboundRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
 from tests.faults.doors import detail_of
 from tests.support.links import channel_to
@@ -91,6 +92,20 @@ async def failure_of(asked: Any) -> Failure:
     except grpc.aio.AioRpcError as error:
         return detail_of(error)
     raise AssertionError("it was answered")
+
+
+def put_request(content: bytes, number: int = 1, **rest: Any) -> OutboundRequest:
+    """What a tool asks to have a small one put."""
+    data = messages.ArtifactData(shape=rest.pop("shape", messages.ARTIFACT_SHAPE_BYTES), content=content)
+    return OutboundRequest(request_id=number, artifact_put=ArtifactPut(input=stated(**rest), data=data))
+
+
+def upload_request(size: int, number: int = 1, **rest: Any) -> OutboundRequest:
+    """What a tool asks to have a token for one of this size."""
+    shape = rest.pop("shape", messages.ARTIFACT_SHAPE_BYTES)
+    return OutboundRequest(
+        request_id=number, artifact_upload=ArtifactUpload(input=stated(**rest), shape=shape, size=size)
+    )
 
 
 async def _parts(header: messages.UploadHeader, chunks: Iterable[bytes]) -> AsyncIterator[messages.UploadRequest]:

@@ -17,9 +17,13 @@ from sidecar._gen.pillion.v1.execute_pb2 import GetInfoRequest, GetInfoResponse
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar.app import Sidecar
 from sidecar.artifacts import ArtifactLimits
+from sidecar.artifacts.memory import MemoryArtifactStore
+from sidecar.artifacts.provision import provide
+from sidecar.artifacts.transfers import Transfers
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
+from sidecar.config import Artifacts as ArtifactSettings
 from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.credentials.facade import Credentials
 from sidecar.credentials.grant import CredentialGrant
@@ -77,6 +81,8 @@ class Setup:
     def credential_settings(self) -> CredentialSettings:
         """The settings of credentials, as they are read."""
         return CredentialSettings.model_validate(tomllib.loads(self.credentials))
+    keeps_artifacts: bool | None = None
+    """Whether there is an artifact store. None: as a whole sidecar has it by default, and none in memory."""
 
 
 class Host(Protocol):
@@ -143,6 +149,17 @@ class MemoryHost:
             self.counts,
             max_frame_bytes=setup.wire.max_frame_bytes,
         )
+        self.artifacts: MemoryArtifactStore | None = None
+        if setup.keeps_artifacts:
+            self.artifacts = MemoryArtifactStore()
+            limits = setup.wire
+            provide(
+                self.pipeline,
+                self.artifacts,
+                Transfers(),
+                inline_bytes=limits.max_inline_bytes,
+                frame_bytes=limits.max_frame_bytes,
+            )
         self.streams = WatchedStreams()
         self._callers = CallerHost(self.pipeline, self.streams, setup.wire, self.counts)
         made = Maker(setup.credential_settings(), Path(), {}).made()
@@ -215,6 +232,7 @@ def settings(setup: Setup, transport: str, directory: Path) -> Settings:
         limits=limits,
         credentials=secrets.credentials,
         credential=secrets.credential,
+        artifacts=ArtifactSettings(enabled=setup.keeps_artifacts is not False),
     )
 
 

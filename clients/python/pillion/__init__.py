@@ -20,7 +20,8 @@ return, and of what they are issued.
 """
 
 from pillion import bus, content, credentials, errors
-from pillion._artifacts import ArtifactMeta, ArtifactShape
+from pillion._artifacts import ArtifactMeta, ArtifactOrigin, ArtifactShape
+from pillion._caller.artifacts import HostArtifacts
 from pillion._caller.call import Call
 from pillion._caller.host import CallOptions, EndedScope, Host, connect
 from pillion._caller.listing import HostInfo, ToolAnnotations, ToolInfo, Tools
@@ -38,6 +39,7 @@ from pillion._facts import (
     TeardownScope,
     Trace,
 )
+from pillion._verbs import Artifacts, OpenArtifact
 from pillion._wire.security import Tls
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, CredentialMode
@@ -53,7 +55,9 @@ __all__ = (
     "READ",
     "UNSAFE",
     "ArtifactMeta",
+    "ArtifactOrigin",
     "ArtifactShape",
+    "Artifacts",
     "AuthorizationRequired",
     "Call",
     "CallOptions",
@@ -65,9 +69,11 @@ __all__ = (
     "Effects",
     "EndedScope",
     "Host",
+    "HostArtifacts",
     "HostInfo",
     "Identity",
     "Need",
+    "OpenArtifact",
     "ParentAnchor",
     "Paused",
     "PeerError",

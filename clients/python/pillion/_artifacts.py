@@ -17,10 +17,12 @@ class ArtifactShape(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOrigin:
-    """Which call made an artifact."""
+    """Which call made an artifact. Stamped by the sidecar."""
 
     run_id: str | None
     tool_call_id: str | None
+    tool: str | None
+    execution_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def read_meta(meta: artifacts_pb2.ArtifactMeta) -> ArtifactMeta:
         origin = ArtifactOrigin(
             meta.origin.run_id if meta.origin.HasField("run_id") else None,
             meta.origin.tool_call_id if meta.origin.HasField("tool_call_id") else None,
+            meta.origin.tool if meta.origin.HasField("tool") else None,
+            meta.origin.execution_id if meta.origin.HasField("execution_id") else None,
         )
     return ArtifactMeta(
         meta.reference,

@@ -269,6 +269,8 @@ class ConnectionFailed(PillionError):
     """The name of the gRPC status that it ended with; `None` where it had none."""
     details: str = ""
     """What the sidecar said beside it."""
+    reason: Failure | None = None
+    """What the sidecar says of it beside the status. For this package."""
 
 
 class NotAuthenticated(ConnectionFailed):

@@ -5,6 +5,7 @@ import enum
 from pillion._facts import seconds_of
 from pillion._failures import PillionError
 from pillion._gen.pillion.v1.outbound_pb2 import ReplyError
+from pillion._gen.pillion.v1.outcome_pb2 import Failure, FailureKind
 from pillion._json import decode
 
 
@@ -43,7 +44,7 @@ class ReplyCode(enum.IntEnum):
 
 
 class RequestRefused(PillionError):
-    """A request of a running tool was not answered."""
+    """A request of a running tool, or one about artifacts, was not answered."""
 
     def __init__(
         self, code: ReplyCode, message: str, *, retryable: bool = False, retry_after: float | None = None
@@ -72,7 +73,7 @@ class RequestDenied(RequestRefused):
 
 
 class RequestOverloaded(RequestRefused):
-    """Too many requests are open."""
+    """Too much at once."""
 
 
 class RequestCancelled(RequestRefused):
@@ -148,6 +149,25 @@ _BY_TEN = (
     CredentialRefused,
     TeardownRefused,
 )
+
+
+_OF_FAILURES: dict[int, ReplyCode] = {
+    FailureKind.FAILURE_KIND_INVALID_ARGUMENTS: ReplyCode.ARTIFACT_INVALID,
+    FailureKind.FAILURE_KIND_ARTIFACT_UNAVAILABLE: ReplyCode.ARTIFACT_NOT_FOUND,
+    FailureKind.FAILURE_KIND_INTERNAL: ReplyCode.ARTIFACT_INTEGRITY,
+    FailureKind.FAILURE_KIND_DENIED: ReplyCode.DENIED,
+    FailureKind.FAILURE_KIND_OVERLOADED: ReplyCode.OVERLOADED,
+    FailureKind.FAILURE_KIND_UNSUPPORTED: ReplyCode.UNSUPPORTED,
+}
+
+
+def of_failure(failure: Failure) -> RequestRefused:
+    """The exception of a request about artifacts that failed, which is the one that a running tool would get."""
+    error = ReplyError(message=failure.message, retryable=failure.retryable)
+    error.code = _OF_FAILURES.get(failure.kind, ReplyCode.INTERNAL).value  # type: ignore[assignment]  # the same numbers
+    if failure.HasField("retry_after"):
+        error.retry_after.CopyFrom(failure.retry_after)
+    return refused(error)
 
 
 def refused(error: ReplyError) -> RequestRefused:

@@ -1,12 +1,19 @@
-"""For the tests of who writes tools: a tool called without a sidecar.
+r"""For the tests of who writes tools: a tool called without a sidecar.
 
 For example::
 
 rehearsal = pillion.testing.Rehearsal()
 lines = await pillion.testing.call(count_lines, {"path": "notes.txt"}, rehearsal=rehearsal)
 assert rehearsal.progress[-1]["done"] == lines
+
+And a tool that wants an artifact, and puts another::
+
+artifacts = pillion.testing.Artifacts()
+chart = await pillion.testing.call(draw, {"data": artifacts.add(b"a,b\n1,2\n", kind="csv")}, artifacts=artifacts)
+meta, png = artifacts[chart]
 """
 
 from pillion._worker.rehearsal import Answers, Rehearsal, call
+from pillion._worker.shelf import Artifacts
 
-__all__ = ("Answers", "Rehearsal", "call")
+__all__ = ("Answers", "Artifacts", "Rehearsal", "call")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from google.protobuf.message import DecodeError
 
 from pillion import _failures
+from pillion._caller.artifacts import HostArtifacts
 from pillion._caller.call import Call, start_of
 from pillion._caller.link import Link
 from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
@@ -143,6 +144,11 @@ class Host:
             grace += _HUMAN_SECONDS if people is None else people
         return Call(self._link, first, given.get("timeout"), grace=grace, resend=resend, iterated=iterated)
 
+    @property
+    def artifacts(self) -> HostArtifacts:
+        """The artifact store: `host.artifacts.within(session_id="s-1")` is where calls of that session have theirs."""
+        return HostArtifacts(self._connection)
+
     async def tools(self, identity: Identity | None = None) -> Tools:
         """The tools that this caller may call for this subject.
 
@@ -173,7 +179,7 @@ class Host:
             while not isinstance(message := await messages.get(), StreamEnded):
                 yield self._read(WatchToolsResponse.FromString(message))
             if message.code is not None:
-                raise unanswered(message.code, message.details)
+                raise unanswered(message)
             raise _failures.ConnectionFailed("The sidecar tells no more: it stops.")
         finally:
             stream.cancel()

@@ -1,11 +1,9 @@
 """A sidecar, as a caller without asyncio has it."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 
@@ -17,47 +15,14 @@ from pillion._caller.listing import HostInfo, Tools
 from pillion._caller.outcome import Outcome, Progress, Result
 from pillion._caller.questions import Handler, Question
 from pillion._facts import CancelReason, Identity, Secret
+from pillion._sync.artifacts import Artifacts
+from pillion._sync.portal import Portal, following
 from pillion._sync.transport import BlockingConnection
 from pillion._wire.channel import Connection
 from pillion._wire.security import Security, StrPath, Tls
 
-Answer = TypeVar("Answer")
-
 PlainHandler = Callable[[Question], Any]
 """Answers a question with a JSON value, in a thread of its own; `None` is an answer without a value."""
-
-
-class _Portal:
-    """The one background thread and its event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pillion-sync", daemon=True)
-        self._thread.start()
-
-    def wait(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        if self._loop.is_closed():
-            work.close()
-            raise _failures.Closed("The connection was closed.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise _failures.Closed("The connection was closed.") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        async def last() -> None:
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-            await self._loop.shutdown_default_executor()
-
-        asyncio.run_coroutine_threadsafe(last(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class Call:
@@ -67,7 +32,7 @@ class Call:
     may iterate.
     """
 
-    def __init__(self, portal: _Portal, call: _call.Call) -> None:
+    def __init__(self, portal: Portal, call: _call.Call) -> None:
         self._portal = portal
         self._call = call
 
@@ -86,7 +51,7 @@ class Call:
 
     def __iter__(self) -> Iterator[Progress]:
         """The reports, until the call ended."""
-        while (progress := self._portal.wait(_next(self._call))) is not None:
+        while (progress := self._portal.wait(following(self._call))) is not None:
             yield progress
 
     def result(self) -> Any:
@@ -119,7 +84,7 @@ class Call:
 class Host:
     """A connection to a sidecar, for use by any number of threads. Every method is that of `pillion.Host`."""
 
-    def __init__(self, portal: _Portal, host: _host.Host) -> None:
+    def __init__(self, portal: Portal, host: _host.Host) -> None:
         self._portal = portal
         self._host = host
 
@@ -150,6 +115,11 @@ class Host:
 
         return Call(self._portal, self._portal.wait(made()))
 
+    @property
+    def artifacts(self) -> Artifacts:
+        """The artifact store."""
+        return Artifacts(self._portal, self._host.artifacts)
+
     def tools(self, identity: Identity | None = None) -> Tools:
         """The tools that this caller may call for this subject."""
         return self._portal.wait(self._host.tools(identity))
@@ -158,7 +128,7 @@ class Host:
         """The tools, whole, now and whenever they change. To be closed by who iterates (`contextlib.closing`)."""
         watched: Any = self._host.watch_tools(identity)
         try:
-            while (tools := self._portal.wait(_next(watched))) is not None:
+            while (tools := self._portal.wait(following(watched))) is not None:
                 yield tools
         finally:
             self._portal.wait(watched.aclose())
@@ -205,7 +175,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.conn
         outcome_grace: float = 10.0,
         patience: float = 30.0,
     ) -> None:
-        self._portal: _Portal | None = None
+        self._portal: Portal | None = None
         handlers = {method: _in_thread(handler) for method, handler in (can_answer or {}).items()}
         self._connect = _Connect(
             target,
@@ -221,7 +191,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.conn
     def __enter__(self) -> Host:
         if self._portal is not None:
             raise _failures.Closed("A connection is entered once.")
-        portal = self._portal = _Portal()
+        portal = self._portal = Portal()
         try:
             return Host(portal, portal.wait(self._connect.__aenter__()))
         except BaseException:
@@ -255,10 +225,3 @@ def _in_thread(handler: PlainHandler) -> Handler:
         return await asyncio.get_running_loop().run_in_executor(None, handler, question)
 
     return answer
-
-
-async def _next(iterator: Any) -> Any:
-    try:
-        return await iterator.__anext__()
-    except StopAsyncIteration:
-        return None

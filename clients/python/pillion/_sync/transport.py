@@ -6,13 +6,13 @@ A second event loop in a process that runs grpc.aio elsewhere is what this avoid
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import grpc
 
-from pillion._wire.channel import OPTIONS, StreamEnded, unanswered
+from pillion._wire.channel import OPTIONS, Metadata, StreamEnded, ended, unanswered
 from pillion._wire.security import Security, Shown
 
 _READ_AHEAD = 4
@@ -55,6 +55,16 @@ class BlockingTransport:
         self._written.put((message, taken))
         await taken
 
+    async def told(self) -> Mapping[str, str]:
+        """What the peer says before its first message.
+
+        :raises StreamEnded: if the stream is over before that.
+        """
+        try:
+            return dict(await self._loop.run_in_executor(None, self._call.initial_metadata))
+        except grpc.RpcError as error:
+            raise ended(error) from None
+
     async def finish(self) -> None:
         """Half-closes."""
         self._written.put(None)
@@ -76,10 +86,10 @@ class BlockingTransport:
             for message in self._call:
                 self._soon(self._read.put_nowait, message)
                 self._credit.acquire()
-            ended = StreamEnded(None, "")
+            last = StreamEnded(None, "")
         except grpc.RpcError as error:
-            ended = StreamEnded(*_status(error))
-        self._soon(self._read.put_nowait, ended)
+            last = ended(error)
+        self._soon(self._read.put_nowait, last)
 
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
         try:
@@ -117,10 +127,11 @@ class BlockingConnection:
             self._shown = shown
         self._metadata = shown.metadata
 
-    def open(self, method: str, *, wait_for_ready: bool) -> BlockingTransport:
+    def open(self, method: str, *, wait_for_ready: bool, metadata: Metadata = ()) -> BlockingTransport:
         """Opens a stream."""
         multi = self._channel.stream_stream(method)
-        return BlockingTransport(partial(multi, metadata=self._metadata, **self._waiting(wait=wait_for_ready)))
+        shown = self._metadata + metadata
+        return BlockingTransport(partial(multi, metadata=shown, **self._waiting(wait=wait_for_ready)))
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
         """The answer to a request.
@@ -134,28 +145,21 @@ class BlockingConnection:
         try:
             return await asyncio.get_running_loop().run_in_executor(None, work)
         except grpc.RpcError as error:
-            raise unanswered(*_status(error)) from None
+            raise unanswered(ended(error)) from None
 
     def _waiting(self, *, wait: bool) -> dict[str, bool]:
         """Whether to wait for the connection, on a channel of its own. One that was brought along has its own ways."""
         return {"wait_for_ready": wait} if self._owned else {}
 
-    def subscribe(self, method: str, message: bytes) -> BlockingTransport:
+    def subscribe(self, method: str, message: bytes, *, metadata: Metadata = ()) -> BlockingTransport:
         """Opens a stream that answers one request."""
         multi = self._channel.unary_stream(method)
-        return BlockingTransport(lambda _: multi(message, metadata=self._metadata))
+        return BlockingTransport(lambda _: multi(message, metadata=self._metadata + metadata))
 
     async def close(self) -> None:
         """Ends it, with all its streams, if it is its own."""
         if self._owned and self._channel is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._channel.close)
-
-
-def _status(error: Any) -> tuple[grpc.StatusCode, str]:
-    """What an error of gRPC says. Those of calls are calls too, which its types do not say."""
-    if hasattr(error, "code"):
-        return error.code(), error.details() or ""
-    return grpc.StatusCode.UNKNOWN, ""
 
 
 def _settle(taken: asyncio.Future[None]) -> None:

@@ -1,13 +1,17 @@
 """How a stream or a request reaches the sidecar."""
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import anyio.lowlevel
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
 
 from pillion._failures import ConnectionFailed, NotAuthenticated
+from pillion._gen.pillion.v1.outcome_pb2 import Failure
 from pillion._wire.security import Security, Shown
 
 _MIB = 1024 * 1024
@@ -31,16 +35,27 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 EXECUTE = "/pillion.v1.ToolHostService/Execute"
 ATTACH = "/pillion.v1.WorkerHostService/Attach"
+UPLOAD = "/pillion.v1.ArtifactService/Upload"
+DOWNLOAD = "/pillion.v1.ArtifactService/Download"
+_DETAILS = "grpc-status-details-bin"
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
-class StreamEnded(Exception):
-    """The stream is over: `code` is `None` where the peer ended it in order."""
+Metadata = tuple[tuple[str, str], ...]
+"""What goes with a stream or a request, beside its messages."""
 
-    def __init__(self, code: grpc.StatusCode | None, details: str) -> None:
+
+class StreamEnded(Exception):
+    """The stream is over: `code` is `None` where the peer ended it in order.
+
+    `failure` is what the sidecar says of it beside that, where it does.
+    """
+
+    def __init__(self, code: grpc.StatusCode | None, details: str, failure: Failure | None = None) -> None:
         super().__init__(details)
         self.code = code
         self.details = details
+        self.failure = failure
 
 
 class Transport(Protocol):
@@ -57,6 +72,13 @@ class Transport(Protocol):
         """Hands over a message; waits for a slow reader.
 
         :raises StreamEnded: if the stream is over.
+        """
+        ...
+
+    async def told(self) -> Mapping[str, str]:
+        """What the peer says before its first message.
+
+        :raises StreamEnded: if the stream is over before that.
         """
         ...
 
@@ -81,8 +103,8 @@ class Connection(Protocol):
         """
         ...
 
-    def open(self, method: str, *, wait_for_ready: bool) -> Transport:
-        """Opens a stream."""
+    def open(self, method: str, *, wait_for_ready: bool, metadata: Metadata = ()) -> Transport:
+        """Opens a stream, with further metadata."""
         ...
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
@@ -92,8 +114,8 @@ class Connection(Protocol):
         """
         ...
 
-    def subscribe(self, method: str, message: bytes) -> Transport:
-        """Opens a stream that answers one request."""
+    def subscribe(self, method: str, message: bytes, *, metadata: Metadata = ()) -> Transport:
+        """Opens a stream that answers one request, with further metadata."""
         ...
 
     async def close(self) -> None:
@@ -116,7 +138,7 @@ class GrpcTransport:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise StreamEnded(error.code(), error.details() or "") from None
+            raise ended(error) from None
         except asyncio.CancelledError:
             self._raise_if_dropped()
             raise
@@ -124,7 +146,8 @@ class GrpcTransport:
             raise StreamEnded(grpc.StatusCode.UNKNOWN, type(error).__name__) from None
         if message is grpc.aio.EOF:
             code = await self._call.code()
-            raise StreamEnded(None if code is grpc.StatusCode.OK else code, await self._call.details() or "")
+            failure = failure_in(await self._call.trailing_metadata())
+            raise StreamEnded(None if code is grpc.StatusCode.OK else code, await self._call.details() or "", failure)
         return message  # type: ignore[no-any-return]  # the types of grpc leave it open
 
     async def write(self, message: bytes) -> None:
@@ -135,12 +158,23 @@ class GrpcTransport:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise StreamEnded(error.code(), error.details() or "") from None
+            raise ended(error) from None
         except asyncio.CancelledError:
             self._raise_if_dropped()
             raise
         except (grpc.aio.BaseError, asyncio.InvalidStateError, RuntimeError, ValueError) as error:
             raise StreamEnded(grpc.StatusCode.UNAVAILABLE, type(error).__name__) from None
+
+    async def told(self) -> Mapping[str, str]:
+        """What the peer says before its first message.
+
+        :raises StreamEnded: if the stream is over before that.
+        """
+        try:
+            return dict(await self._call.initial_metadata())
+        except asyncio.CancelledError:
+            self._raise_if_dropped()
+            raise
 
     async def finish(self) -> None:
         """Half-closes."""
@@ -190,11 +224,10 @@ class GrpcConnection:
             self._shown = shown
         self._metadata = shown.metadata
 
-    def open(self, method: str, *, wait_for_ready: bool) -> GrpcTransport:
+    def open(self, method: str, *, wait_for_ready: bool, metadata: Metadata = ()) -> GrpcTransport:
         """Opens a stream."""
-        return GrpcTransport(
-            self._channel.stream_stream(method)(metadata=self._metadata, wait_for_ready=wait_for_ready)
-        )
+        multi = self._channel.stream_stream(method)
+        return GrpcTransport(multi(metadata=self._metadata + metadata, wait_for_ready=wait_for_ready))
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
         """The answer to a request.
@@ -207,16 +240,16 @@ class GrpcConnection:
                 message, metadata=self._metadata, timeout=timeout, wait_for_ready=timeout is not None
             )
         except grpc.aio.AioRpcError as error:
-            raise unanswered(error.code(), error.details() or "") from None
+            raise unanswered(ended(error)) from None
         except asyncio.CancelledError:
             # grpc.aio hands on a cancellation without saying whose: a scope of anyio would not know its own.
             await anyio.lowlevel.checkpoint_if_cancelled()
             raise
         return answer
 
-    def subscribe(self, method: str, message: bytes) -> GrpcTransport:
+    def subscribe(self, method: str, message: bytes, *, metadata: Metadata = ()) -> GrpcTransport:
         """Opens a stream that answers one request."""
-        return GrpcTransport(self._channel.unary_stream(method)(message, metadata=self._metadata))
+        return GrpcTransport(self._channel.unary_stream(method)(message, metadata=self._metadata + metadata))
 
     async def close(self) -> None:
         """Ends it, with all its streams."""
@@ -224,9 +257,30 @@ class GrpcConnection:
             await self._channel.close()
 
 
-def unanswered(code: grpc.StatusCode, details: str) -> ConnectionFailed:
-    """The exception of a request with this status."""
-    cls = NotAuthenticated if code in _REFUSED else ConnectionFailed
-    error = cls(f"The sidecar did not answer: {code.name}: {details}")
-    error.status, error.details = code.name, details
+def ended(error: Any) -> StreamEnded:
+    """What an error of gRPC says. Those of calls are calls too, which its types do not say."""
+    if not hasattr(error, "code"):
+        return StreamEnded(grpc.StatusCode.UNKNOWN, "")
+    return StreamEnded(error.code(), error.details() or "", failure_in(error.trailing_metadata()))
+
+
+def failure_in(trailers: Iterable[tuple[str, str | bytes]] | None) -> Failure | None:
+    """The failure that the sidecar names beside a status; `None` where it names none."""
+    for key, value in trailers or ():
+        if key == _DETAILS and isinstance(value, bytes):
+            failure = Failure()
+            try:
+                if any(detail.Unpack(failure) for detail in Status.FromString(value).details):
+                    return failure
+            except DecodeError:
+                return None
+    return None
+
+
+def unanswered(reason: StreamEnded) -> ConnectionFailed:
+    """The exception of a request that ended so."""
+    cls = NotAuthenticated if reason.code in _REFUSED and reason.failure is None else ConnectionFailed
+    status = reason.code.name if reason.code is not None else "OK"
+    error = cls(f"The sidecar did not answer: {status}: {reason.details}")
+    error.status, error.details, error.reason = status, reason.details, reason.failure
     return error

@@ -58,6 +58,11 @@ class Lane:
         self._lost = 0
         self._credit = 0
 
+    @property
+    def inline_bytes(self) -> int:
+        """The largest payload that rides inside a frame."""
+        return self._outbox.limits.inline_bytes
+
     def report(self, payload: bytes) -> bool:
         """Queues progress; the newest are kept where too many wait. False: it is too large, and was dropped."""
         outbox = self._outbox

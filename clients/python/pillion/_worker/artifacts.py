@@ -1,11 +1,11 @@
-"""The claim-check store, as a tool has it."""
+"""The artifact store of a running tool: requests inside the call, and transfers by their tokens."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from contextlib import asynccontextmanager
+from functools import partial
 
-from pillion import _json, _refusals
-from pillion._artifacts import ArtifactMeta, ArtifactShape, read_meta
-from pillion._facts import set_seconds
+from pillion import _refusals
+from pillion._artifacts import read_meta
 from pillion._gen.pillion.v1 import artifacts_pb2, context_pb2
 from pillion._gen.pillion.v1.outbound_pb2 import (
     ArtifactDelete,
@@ -13,106 +13,81 @@ from pillion._gen.pillion.v1.outbound_pb2 import (
     ArtifactHead,
     ArtifactList,
     ArtifactPut,
+    ArtifactUpload,
     OutboundRequest,
 )
+from pillion._payloads import Payload
+from pillion._verbs import OpenArtifact, of_bytes, of_download
+from pillion._wire.bulk import Opened
 from pillion._worker.port import Port
 
 
-class Artifacts:
-    """The artifacts of this call's scope. A reference that is missing, expired or another's reads as missing."""
+class CallArtifacts:
+    """The backend of `Artifacts` within one call."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
 
+    @property
+    def inline_bytes(self) -> int:
+        """The largest payload that rides inside a frame."""
+        return self._port.inline_bytes
+
     async def put(
-        self,
-        data: Any,
-        *,
-        kind: str,
-        media_type: str,
-        label: str | None = None,
-        digest: bool = False,
-        expires_in: float | None = None,
-        parents: Sequence[str] = (),
-    ) -> ArtifactMeta:
-        """Stores bytes, a text, or any other value as JSON; it is got back in the same shape.
+        self, stated: artifacts_pb2.ArtifactInput, data: artifacts_pb2.ArtifactData
+    ) -> artifacts_pb2.ArtifactMeta:
+        """Stores a small payload."""
+        reply = await self._port.ask(OutboundRequest(artifact_put=ArtifactPut(input=stated, data=data)))
+        return reply.artifact_stored.meta
 
-        :raises ArtifactRefused: if it is not stored.
-        :raises JsonRefused: if the value has no JSON text of the same meaning.
-        """
-        given = artifacts_pb2.ArtifactInput(kind=kind, media_type=media_type, digest=digest, parents=parents)
-        if label is not None:
-            given.label = label
-        if expires_in is not None:
-            set_seconds(given.expires_in, expires_in)
-        if isinstance(data, bytes | bytearray | memoryview):
-            shape, content = ArtifactShape.BYTES, bytes(data)
-        elif isinstance(data, str):
-            shape, content = ArtifactShape.TEXT, data.encode()
-        else:
-            shape, content = ArtifactShape.JSON, _json.encode(data)
-        payload = artifacts_pb2.ArtifactData(content=content)
-        payload.shape = shape.value  # type: ignore[assignment]  # the same numbers
-        reply = await self._port.ask(OutboundRequest(artifact_put=ArtifactPut(input=given, data=payload)))
-        return read_meta(reply.artifact_stored.meta)
+    async def uploading(
+        self, stated: artifacts_pb2.ArtifactInput, payload: Payload
+    ) -> tuple[artifacts_pb2.UploadHeader, Opened]:
+        """Asks for a token."""
+        asked = ArtifactUpload(input=stated, size=payload.size)
+        asked.shape = payload.shape.value  # type: ignore[assignment]  # the same numbers
+        reply = await self._port.ask(OutboundRequest(artifact_upload=asked))
+        header = artifacts_pb2.UploadHeader(
+            transfer_token=reply.artifact_upload.transfer_token, input=stated, shape=asked.shape, size=payload.size
+        )
+        return header, self._port.open_upload
 
-    async def head(self, reference: str) -> ArtifactMeta | None:
-        """What is known of an artifact; `None` if there is none.
-
-        :raises RequestRefused: as for every request.
-        """
-        try:
-            reply = await self._port.ask(OutboundRequest(artifact_head=ArtifactHead(reference=reference)))
-        except _refusals.ArtifactMissing:
-            return None
-        return read_meta(reply.artifact_meta)
-
-    async def get(self, reference: str) -> tuple[ArtifactMeta, Any] | None:
-        """What is known of an artifact, and its payload; `None` if there is none.
-
-        :raises RequestUnsupported: if the payload is too large to ride inside a frame.
-        :raises RequestRefused: as for every request.
-        """
-        try:
-            reply = await self._port.ask(OutboundRequest(artifact_get=ArtifactGet(reference=reference)))
-        except _refusals.ArtifactMissing:
-            return None
-        return read_meta(reply.artifact.artifact.meta), read_payload(reply.artifact.artifact)
+    async def head(self, reference: str) -> artifacts_pb2.ArtifactMeta:
+        """The meta of an artifact."""
+        reply = await self._port.ask(OutboundRequest(artifact_head=ArtifactHead(reference=reference)))
+        return reply.artifact_meta
 
     async def delete(self, reference: str) -> None:
-        """Removes an artifact. That it is not there is agreed to.
-
-        :raises RequestRefused: as for every request.
-        """
+        """Removes an artifact."""
         await self._port.ask(OutboundRequest(artifact_delete=ArtifactDelete(reference=reference)))
 
-    async def list(self) -> AsyncIterator[ArtifactMeta]:
-        """The artifacts, newest first.
+    async def page(self, cursor: str | None) -> tuple[Sequence[artifacts_pb2.ArtifactMeta], str | None]:
+        """A part of the list."""
+        page = (await self._port.ask(OutboundRequest(artifact_list=ArtifactList(cursor=cursor)))).artifact_page
+        return page.artifacts, page.cursor if page.HasField("cursor") else None
 
-        :raises RequestRefused: as for every request.
-        """
-        cursor: str | None = None
-        while True:
-            reply = await self._port.ask(OutboundRequest(artifact_list=ArtifactList(cursor=cursor)))
-            for meta in reply.artifact_page.artifacts:
-                yield read_meta(meta)
-            if not reply.artifact_page.HasField("cursor"):
-                return
-            cursor = reply.artifact_page.cursor
+    @asynccontextmanager
+    async def find(self, reference: str, offset: int) -> AsyncIterator[OpenArtifact]:
+        """An artifact to be read."""
+        reply = await self._port.ask(OutboundRequest(artifact_get=ArtifactGet(reference=reference)))
+        artifact = opened(self._port, reply.artifact.artifact, offset)
+        try:
+            yield artifact
+        finally:
+            await artifact.aclose()
 
 
-def read_payload(artifact: context_pb2.WantedArtifact) -> Any:
-    """The payload, in the shape that it was put in.
+def opened(port: Port, found: context_pb2.WantedArtifact, offset: int = 0) -> OpenArtifact:
+    """An artifact that the sidecar has handed to this call, to be closed by who reads it.
 
-    :raises RequestUnsupported: if it is too large to ride inside a frame.
+    :raises ArtifactRefused: if the offset is beyond its end.
     """
-    if artifact.WhichOneof("payload") != "inline":
-        raise _refusals.RequestUnsupported(
-            _refusals.ReplyCode.UNSUPPORTED, "This SDK does not read artifacts that are too large for a frame yet."
+    meta = read_meta(found.meta)
+    if not 0 <= offset <= meta.size:
+        raise _refusals.ArtifactRefused(
+            _refusals.ReplyCode.ARTIFACT_INVALID, f"The offset is beyond the artifact's end, at {meta.size:,} bytes."
         )
-    data = artifact.inline
-    if data.shape == artifacts_pb2.ArtifactShape.ARTIFACT_SHAPE_TEXT:
-        return data.content.decode()
-    if data.shape == artifacts_pb2.ArtifactShape.ARTIFACT_SHAPE_JSON:
-        return _json.decode(data.content)
-    return data.content
+    if found.WhichOneof("payload") == "inline":
+        return of_bytes(meta, found.inline.content[offset:])
+    request = artifacts_pb2.DownloadRequest(transfer_token=found.transfer_token, offset=offset)
+    return of_download(meta, partial(port.open_download, request))

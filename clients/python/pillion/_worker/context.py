@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pillion import _json
-from pillion._artifacts import ArtifactMeta, read_meta
+from pillion._artifacts import ArtifactMeta, ArtifactShape, read_meta
 from pillion._facts import (
     CallerPrincipal,
     CancelReason,
@@ -19,7 +19,9 @@ from pillion._facts import (
 )
 from pillion._gen.pillion.v1 import context_pb2
 from pillion._gen.pillion.v1.worker_pb2 import CleanupCall, RegisterTeardown
-from pillion._worker.artifacts import Artifacts, read_payload
+from pillion._refusals import ArtifactRefused
+from pillion._verbs import Artifacts
+from pillion._worker.artifacts import CallArtifacts
 from pillion._worker.bus import PubSub
 from pillion._worker.credentials import Credential, Credentials, read_credential
 from pillion._worker.jobs import Jobs
@@ -27,6 +29,10 @@ from pillion._worker.kv import Kv
 from pillion._worker.peers import Caller, NestedTools
 from pillion._worker.port import Cleanup, Port
 from pillion._worker.signals import CancelSignal
+from pillion._worker.wanted import WantedParameter, Workspace
+
+if TYPE_CHECKING:
+    from pillion._worker.tool import Placement
 
 _log = logging.getLogger("pillion.worker")
 
@@ -238,7 +244,7 @@ class ToolContext:
     @property
     def artifacts(self) -> Artifacts:
         """The artifact store, within this call's scope."""
-        return Artifacts(self._port)
+        return Artifacts(CallArtifacts(self._port))
 
     @property
     def wanted(self) -> Mapping[str, ArtifactMeta] | None:
@@ -247,9 +253,35 @@ class ToolContext:
             return None
         return {name: read_meta(artifact.meta) for name, artifact in self._message.wanted.arguments.items()}
 
-    def wanted_payloads(self) -> dict[str, Any]:
-        """The payloads of those. For the worker."""
-        return {name: read_payload(artifact) for name, artifact in self._message.wanted.arguments.items()}
+    async def place(self, json: bytes, placement: "Placement | None") -> ArtifactMeta:
+        """Puts a result that is too large for a frame. For the worker.
+
+        :raises RequestRefused: if it cannot be put.
+        """
+        kind = placement.kind if placement is not None else None
+        wanted = self.wanted or {}
+        parents = tuple(dict.fromkeys(meta.reference for meta in wanted.values()))
+        stated: dict[str, Any] = {
+            "kind": kind or f"tool-result/{self.tool}",
+            "media_type": "application/json",
+            "label": f"{self.tool} result",
+            "shape": ArtifactShape.JSON,
+        }
+        try:
+            return await self.artifacts.put(json, parents=parents, **stated)
+        except ArtifactRefused:
+            if not parents:
+                raise
+            # One that was wanted is gone by now, which is no reason to lose the result.
+            return await self.artifacts.put(json, **stated)
+
+    async def redeem(self, workspace: Workspace, parameters: Mapping[str, WantedParameter]) -> dict[str, Any]:
+        """What the tool is handed of those. For the worker.
+
+        :raises NotAsWanted: if one is not what the tool takes.
+        :raises NotHandedOver: if one cannot be had any more.
+        """
+        return await workspace.redeem(self._port, self._message.wanted.arguments, parameters)
 
     @property
     def has_tools(self) -> bool:

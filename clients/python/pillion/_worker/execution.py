@@ -8,20 +8,23 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from pillion import _json, _refusals
+from pillion import _failures, _json, _refusals
 from pillion._content import write_content
 from pillion._facts import CancelReason, Effects, SideEffects, set_seconds
 from pillion._failures import FailureKind
+from pillion._gen.pillion.v1.artifacts_pb2 import DownloadRequest
 from pillion._gen.pillion.v1.context_pb2 import ToolContext as ContextMessage
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
 from pillion._gen.pillion.v1.worker_pb2 import Invoke, LogLevel, Progress, RegisterTeardown
+from pillion._wire.channel import Transport
 from pillion._wire.outbox import Lane
 from pillion._worker.context import ToolContext
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries, Requests
 from pillion._worker.signals import ToolError, ToolResult
 from pillion._worker.tool import Tool
+from pillion._worker.wanted import NotAsWanted, NotHandedOver, Workspace
 
 _log = logging.getLogger("pillion.worker")
 
@@ -40,6 +43,14 @@ class Owner(Protocol):
         """An execution has ended. On the event loop."""
         ...
 
+    def clear(self, workspace: Workspace) -> None:
+        """Removes what an execution was handed. On the event loop."""
+        ...
+
+    def open_transfer(self, request: DownloadRequest | None) -> Transport:
+        """A stream of a download; without a request, of an upload."""
+        ...
+
     def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
         """A cleanup was registered."""
         ...
@@ -48,7 +59,18 @@ class Owner(Protocol):
 class Execution:
     """One run of one tool, and its way to the sidecar."""
 
-    __slots__ = ("_arguments", "_begun", "_lane", "_owner", "_requests", "_task", "context", "loop", "tool")
+    __slots__ = (
+        "_arguments",
+        "_begun",
+        "_lane",
+        "_owner",
+        "_requests",
+        "_task",
+        "_workspace",
+        "context",
+        "loop",
+        "tool",
+    )
 
     def __init__(self, owner: Owner, tool: Tool[..., Any], invoke: Invoke, lane: Lane) -> None:
         self.tool = tool
@@ -61,6 +83,7 @@ class Execution:
         self.context = ToolContext(tool.name, message, self)
         self._requests: Requests | None = None
         self._task: asyncio.Task[None] | None = None
+        self._workspace: Workspace | None = None
         self._begun = False
 
     @property
@@ -114,8 +137,12 @@ class Execution:
         try:
             self.context.raise_if_cancelled()
             arguments = self._read()
+            if arguments is not None and self.tool.wants:
+                await self._redeem(arguments)
             if arguments is not None:
-                self._return(await self.tool.function(**arguments))
+                large = self._return(await self.tool.function(**arguments))
+                if large is not None:
+                    await self._upload(large)
         except BaseException as error:  # noqa: BLE001  # however a tool ends, its call ends and the worker lives on
             self._fail(error)
         finally:
@@ -125,8 +152,12 @@ class Execution:
         try:
             self.context.raise_if_cancelled()
             arguments = self._read()
+            if arguments is not None and self.tool.wants:
+                self.context.wait(self._redeem(arguments))
             if arguments is not None:
-                self._return(self.tool.function(**arguments))
+                large = self._return(self.tool.function(**arguments))
+                if large is not None:
+                    self.context.wait(self._upload(large))
         except BaseException as error:  # noqa: BLE001  # as above
             self._fail(error)
 
@@ -142,14 +173,18 @@ class Execution:
         except _json.JsonRefused as error:
             self._end(FailureKind.INVALID_ARGUMENTS, str(error), SideEffects.NONE)
             return None
-        if tool.wants:
-            arguments.update(self.context.wanted_payloads())
         parameter = tool.arguments.context_parameter
         if parameter is not None:
             arguments[parameter] = self.context
         return arguments
 
-    def _return(self, value: Any) -> None:
+    async def _redeem(self, arguments: dict[str, Any]) -> None:
+        """Puts the artifacts that the tool wants in the place of their references."""
+        self._workspace = Workspace()
+        arguments.update(await self.context.redeem(self._workspace, self.tool.arguments.wanted))
+
+    def _return(self, value: Any) -> Frame | None:
+        """Ends the call in what the tool returned, or answers the outcome whose value is to be uploaded."""
         tool = self.tool
         if isinstance(value, ToolResult):
             frame = Frame(call=self._lane.call)
@@ -165,20 +200,49 @@ class Execution:
             if json is not None:
                 result.json = json
             sent = self._lane.send(frame.SerializeToString(), last=True)
+            if not sent and json is not None and not value.is_error and self._places:
+                return frame
         else:
             json = tool.returned.write(value)
             if json is not None:
                 sent = self._lane.result(json)
+                if not sent and self._places:
+                    frame = Frame(call=self._lane.call)
+                    frame.outcome.result.json = json
+                    return frame
             else:
                 frame = Frame(call=self._lane.call)
                 frame.outcome.result.SetInParent()
                 sent = self._lane.send(frame.SerializeToString(), last=True)
         if not sent:
-            self._end(
-                FailureKind.RESULT_TOO_LARGE,
-                f"The result of {tool.name} is over what a frame can carry; ask for less.",
-                SideEffects.NONE if tool.effects is Effects.READ else SideEffects.COMMITTED,
-            )
+            self._end_too_large("is over what a frame can carry")
+        return None
+
+    @property
+    def _places(self) -> bool:
+        """Whether a result that is over a frame may be uploaded."""
+        return self.tool.placement is not None and self.context.has_artifacts
+
+    async def _upload(self, frame: Frame) -> None:
+        """Ends the call in a result whose value is uploaded in place of riding in the frame."""
+        result, tool = frame.outcome.result, self.tool
+        try:
+            meta = await self.context.place(result.json, tool.placement)
+        except (_refusals.RequestRefused, _failures.ConnectionFailed) as error:
+            _log.warning("a result of %s could not be uploaded: %s", tool.name, error)
+            self._end_too_large("could not be put as an artifact, and is over what a frame can carry")
+            return
+        result.ClearField("json")
+        frame.outcome.uploaded_reference = meta.reference
+        if not self._lane.send(frame.SerializeToString(), last=True):
+            self._end_too_large("has blocks that are over what a frame can carry")
+
+    def _end_too_large(self, why: str) -> None:
+        self._end(
+            FailureKind.RESULT_TOO_LARGE,
+            f"The result of {self.tool.name} {why}; ask for less.",
+            SideEffects.NONE if self.tool.effects is Effects.READ else SideEffects.COMMITTED,
+        )
 
     def _fail(self, error: BaseException) -> None:
         side_effects = SideEffects.NONE if self.tool.effects is Effects.READ else SideEffects.POSSIBLE
@@ -190,6 +254,10 @@ class Execution:
         elif isinstance(error, asyncio.CancelledError) and self.context.cancelled:
             message = "The tool stopped because its call was cancelled."
             self._end(FailureKind.CANCELLED, message, side_effects)
+        elif isinstance(error, NotAsWanted):
+            self._end(FailureKind.INVALID_ARGUMENTS, str(error), SideEffects.NONE)
+        elif isinstance(error, NotHandedOver):
+            self._end(FailureKind.ARTIFACT_UNAVAILABLE, str(error), SideEffects.NONE)
         else:
             _log.error("%s failed in %s", self.tool.name, self.context.execution_id, exc_info=error)
             self._end(FailureKind.TOOL_FAILED, _FAILED, side_effects)
@@ -229,11 +297,26 @@ class Execution:
 
     def _finish(self) -> None:
         self._task = None
+        if self._workspace is not None:
+            self._owner.clear(self._workspace)
         if self._requests is not None:
             self._requests.close("The call has ended: a tool asks while it runs.")
         self._owner.finished(self)
 
     # --- the port of its context
+
+    @property
+    def inline_bytes(self) -> int:
+        """The largest payload of an artifact that rides inside a frame."""
+        return self._lane.inline_bytes
+
+    async def open_upload(self) -> Transport:
+        """A stream to upload an artifact by."""
+        return self._owner.open_transfer(None)
+
+    async def open_download(self, request: DownloadRequest) -> Transport:
+        """A stream of an artifact."""
+        return self._owner.open_transfer(request)
 
     def report(self, payload: bytes) -> bool:
         """Sends progress, from any thread."""

@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from pillion._facts import TeardownReason
+from pillion._gen.pillion.v1.artifacts_pb2 import DownloadRequest
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
 from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from pillion._wire.channel import Transport
 from pillion._worker.requests import Deliveries
 
 Cleanup = Callable[[TeardownReason], Awaitable[None] | None]
@@ -19,6 +21,19 @@ class Port(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that requests are made on."""
+        ...
+
+    @property
+    def inline_bytes(self) -> int:
+        """The largest payload of an artifact that rides inside a frame."""
+        ...
+
+    async def open_upload(self) -> Transport:
+        """A stream to upload an artifact by, which begins with a token of this call."""
+        ...
+
+    async def open_download(self, request: DownloadRequest) -> Transport:
+        """A stream of an artifact, likewise."""
         ...
 
     def report(self, payload: bytes) -> bool:

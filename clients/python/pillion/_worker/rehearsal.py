@@ -1,6 +1,7 @@
 """A tool's call without a sidecar, for the tests of who writes tools."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,14 +10,18 @@ from pydantic import ValidationError
 from pillion import _failures, _json, _refusals
 from pillion._facts import CancelReason, Identity, TeardownReason, TeardownScope, Trace, set_seconds
 from pillion._gen.pillion.v1 import context_pb2
+from pillion._gen.pillion.v1.artifacts_pb2 import DownloadRequest
 from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
 from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from pillion._wire.channel import Transport
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, write_credential
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries
+from pillion._worker.shelf import Artifacts
 from pillion._worker.signals import ToolResult
 from pillion._worker.tool import Tool, made_tool
+from pillion._worker.wanted import NotAsWanted, Workspace
 
 Answers = Callable[[OutboundRequest], Reply]
 """Answers what a tool asks; raises a `RequestRefused` to refuse."""
@@ -25,7 +30,7 @@ Answers = Callable[[OutboundRequest], Reply]
 class Rehearsal:
     """What a tool did in a rehearsed call, and the way to disturb it. One for each call."""
 
-    def __init__(self, answers: Answers | None = None) -> None:
+    def __init__(self, answers: Answers | None = None, artifacts: Artifacts | None = None) -> None:
         self.progress: list[Any] = []
         """The payloads that it reported."""
         self.logs: list[tuple[int, str, Mapping[str, str]]] = []
@@ -36,6 +41,8 @@ class Rehearsal:
         """What it registered for the end of a scope. A rehearsed call runs none of them: see `tear_down`."""
         self.context: ToolContext | None = None
         """Its context, once it runs."""
+        self.artifacts = artifacts
+        """The artifact store of the call; `None`: it has none."""
         self._answers = answers
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,6 +69,19 @@ class Rehearsal:
         assert self._loop is not None, "a rehearsal has a loop while it runs"  # noqa: S101  # set before the context is
         return self._loop
 
+    @property
+    def inline_bytes(self) -> int:
+        """Everything rides inside frames here."""
+        return sys.maxsize
+
+    async def open_upload(self) -> Transport:
+        """There are no transfers in a rehearsal."""
+        raise NotImplementedError
+
+    async def open_download(self, request: DownloadRequest) -> Transport:
+        """Likewise."""
+        raise NotImplementedError
+
     def report(self, payload: bytes) -> bool:
         """Keeps a report."""
         self.progress.append(_json.decode(payload))
@@ -80,6 +100,9 @@ class Rehearsal:
         """Answers as the test says; by default as a sidecar that does nothing of the kind."""
         del timeout, reported
         self.requests.append(request)
+        stored = self.artifacts.answer(request) if self.artifacts is not None else None
+        if stored is not None:
+            return stored
         if self._answers is None:
             asked = request.WhichOneof("request") or "this"
             raise _refusals.RequestUnsupported(
@@ -118,9 +141,12 @@ class Rehearsal:
         _check_needs(tool, message)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        text = _json.encode_arguments(arguments if arguments is not None else {})
+        message.has_artifacts = message.has_artifacts or self.artifacts is not None
+        self._want(tool, _json.decode(text), message)
         self.context = ToolContext(tool.name, message, self)
         try:
-            given = tool.arguments.read(_json.encode_arguments(arguments if arguments is not None else {}))
+            given = tool.arguments.read(text)
         except ValidationError as error:
             issues = [
                 _failures.ArgumentIssue("".join(f"/{part}" for part in mistake["loc"]), mistake["type"], mistake["msg"])
@@ -129,11 +155,29 @@ class Rehearsal:
             raise _failures.InvalidArguments("The arguments do not fit.", issues=issues) from None
         if tool.arguments.context_parameter is not None:
             given[tool.arguments.context_parameter] = self.context
-        value = await tool.function(**given) if tool.is_async else await asyncio.to_thread(tool.function, **given)
+        workspace = Workspace()
+        try:
+            given.update(await self.context.redeem(workspace, tool.arguments.wanted))
+            value = await tool.function(**given) if tool.is_async else await asyncio.to_thread(tool.function, **given)
+        except NotAsWanted as error:
+            raise _failures.InvalidArguments(str(error)) from None
+        finally:
+            await workspace.close()
         if isinstance(value, ToolResult):
             return value
-        text = tool.returned.write(value)
-        return None if text is None else _json.decode(text)
+        returned = tool.returned.write(value)
+        return None if returned is None else _json.decode(returned)
+
+    def _want(self, tool: Tool[..., Any], arguments: Mapping[str, Any], message: context_pb2.ToolContext) -> None:
+        """Redeems what the tool wants, as a sidecar does before it runs."""
+        for name, kind in tool.wants.items():
+            if name in arguments and name not in message.wanted.arguments:
+                found = self.artifacts.wanted(arguments[name], kind) if self.artifacts is not None else None
+                if found is None:
+                    raise _failures.ArtifactUnavailable(
+                        f"There is no artifact of kind {kind} for {name}: add one, and pass artifacts=."
+                    )
+                message.wanted.arguments[name].CopyFrom(found)
 
 
 async def call(  # noqa: PLR0913  # the facts of a call are many, and each has its name
@@ -143,6 +187,7 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     rehearsal: Rehearsal | None = None,
     answers: Answers | None = None,
     credentials: Mapping[str, Credential | AuthorizationRequired] | None = None,
+    artifacts: Artifacts | None = None,
     timeout: float = 60.0,
     identity: Identity | None = None,
     run_id: str | None = None,
@@ -159,12 +204,14 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     Arguments and result go through JSON and the tool's annotations as they do in a worker, so what would be refused is
     refused here. What the tool raises comes out as it is. `rehearsal` records what it did; `answers` says what the
     sidecar answers, without which everything is refused as unsupported. `credentials` are those that it could issue, by
-    service: the tool has those that it needs, and may ask for all of them. `context` has further fields of the message.
-    A `ToolResult` is answered as it is.
+    service: the tool has those that it needs, and may ask for all of them. `artifacts` is the store that the tool has,
+    where its references are looked up too; without it there is none. `context` has further fields of the message. A
+    `ToolResult` is answered as it is.
 
     :raises CredentialUnavailable: if the tool needs a credential that is not among them.
     :raises ConsentRequired: if it needs one that a person has to authorise first.
     :raises InvalidArguments: if the arguments do not fit.
+    :raises ArtifactUnavailable: if an artifact that the tool wants is not there.
     :raises JsonRefused: if there is no JSON text of the same meaning.
     """
     message = context_pb2.ToolContext(
@@ -196,7 +243,10 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
         message.MergeFrom(context)
     if answers is None and credentials is not None:
         answers = _issuing(credentials)
-    return await (rehearsal or Rehearsal()).run(tool, arguments, message, answers)
+    rehearsal = rehearsal or Rehearsal()
+    if artifacts is not None:
+        rehearsal.artifacts = artifacts
+    return await rehearsal.run(tool, arguments, message, answers)
 
 
 def _push(

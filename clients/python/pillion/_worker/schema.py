@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined, core_schema
 
 from pillion import _json
 from pillion._worker.context import ToolContext
+from pillion._worker.wanted import WantedParameter
 
 if sys.version_info >= (3, 12):
     from typing import TypedDict
@@ -56,6 +57,8 @@ class Arguments:
         self.context_parameter: str | None = None
         """The parameter that takes the context; `None` if there is none."""
         self.defaults: dict[str, FieldInfo] = {}
+        self.wanted: dict[str, WantedParameter] = {}
+        """The parameters that are artifacts."""
         hints = hints_of(function, name)
         fields: dict[str, Any] = {}
         self._shown: dict[str, Any] = {}
@@ -67,15 +70,18 @@ class Arguments:
             elif parameter.kind is inspect.Parameter.VAR_KEYWORD and hint in (Any, object):
                 is_open = True
             elif parameter.kind in _KEYWORDS:
-                fields[parameter.name] = self._field(parameter, str if parameter.name in wants else hint)
+                if parameter.name in wants:
+                    wanted = WantedParameter(parameter.name, hint, lambda kind: _adapter(kind, name))
+                    self.wanted[parameter.name] = wanted
+                    hint = wanted.schema_hint
+                fields[parameter.name] = self._field(parameter, hint)
             else:
                 raise ToolRefused(
                     f"Tool {name}: its parameter {parameter.name} cannot be given by name; a tool takes named "
                     "parameters, and **arguments of type Any."
                 )
-        for wanted in wants:
-            if wanted not in fields:
-                raise ToolRefused(f"Tool {name}: it wants {wanted}, which is no parameter of it.")
+        for missing in wants.keys() - fields.keys():
+            raise ToolRefused(f"Tool {name}: it wants {missing}, which is no parameter of it.")
         make: Any = TypedDict
         record = make(name, fields)
         record.__pydantic_config__ = ConfigDict(extra="allow" if is_open else "forbid")
@@ -83,6 +89,8 @@ class Arguments:
         self.schema = _schema_of(self._adapter, "validation", name)
         """JSON Schema of the arguments."""
         for parameter_name, default in self._shown.items():
+            if parameter_name in wants:
+                continue
             self.schema["properties"][parameter_name].setdefault("default", default)
 
     def _field(self, parameter: inspect.Parameter, hint: Any) -> Any:

@@ -77,6 +77,8 @@ class Tool(Generic[Parameters, Value]):
         """Whether it runs on the event loop; a plain function runs in a thread."""
         self.wants = dict(declared.wants or {})
         """Arguments that are references to artifacts, and the kind of each."""
+        self.placement = declared.placement
+        """Where its large results go."""
         self.arguments = Arguments(function, self.name, self.wants)
         """Its arguments."""
         annotation = declared.output

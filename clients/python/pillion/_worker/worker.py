@@ -12,10 +12,11 @@ import grpc
 from pillion import _failures
 from pillion._facts import CancelReason, Secret, TeardownReason, seconds_of
 from pillion._gen.pillion.v1 import outcome_pb2
+from pillion._gen.pillion.v1.artifacts_pb2 import DownloadRequest
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._gen.pillion.v1.worker_pb2 import Goodbye, Reattach, WorkerHello
 from pillion._wire.backoff import Backoff
-from pillion._wire.channel import ATTACH, GrpcConnection, StreamEnded
+from pillion._wire.channel import ATTACH, DOWNLOAD, UPLOAD, GrpcConnection, StreamEnded, Transport
 from pillion._wire.outbox import Lane, Limits
 from pillion._wire.security import Security, StrPath, Tls, Token
 from pillion._wire.stream import FrameStream
@@ -25,6 +26,7 @@ from pillion._worker.port import Cleanup
 from pillion._worker.schema import ToolRefused
 from pillion._worker.threads import Threads
 from pillion._worker.tool import Tool, made_tool
+from pillion._worker.wanted import Workspace
 
 _log = logging.getLogger("pillion.worker")
 
@@ -32,6 +34,7 @@ _SDK = "pillion-python 0.1.0"
 _CANCEL_GRACE = 2.0
 _NESTED = 64
 """How many calls beside its concurrency a sidecar gives it by default, for other calls that wait for them."""
+_INSTANCE_SECRET = "pillion-instance-secret"  # noqa: S105  # the name of the metadata
 _HOPELESS = frozenset(
     (
         grpc.StatusCode.UNAUTHENTICATED,
@@ -103,6 +106,8 @@ class Worker:
         self._secret = ""
         self._threads = Threads(threads or concurrency + _NESTED)
         self._cleanups = Cleanups(self._threads)
+        self._connection: GrpcConnection | None = None
+        self._clearing: set[asyncio.Task[None]] = set()
         self._stream: FrameStream | None = None
         self._running: dict[int, Execution] = {}
         self._all: set[Execution] = set()
@@ -138,7 +143,7 @@ class Worker:
         :raises WorkerRefused: if the sidecar does not take this worker.
         """
         self.loop = asyncio.get_running_loop()
-        connection = GrpcConnection(self._target, self._security)
+        connection = self._connection = GrpcConnection(self._target, self._security)
         backoff = Backoff()
         try:
             while not self._left.is_set():
@@ -246,6 +251,8 @@ class Worker:
         await self._cleanups.fire_all(TeardownReason.SHUTDOWN)
         if self._firing is not None:
             await asyncio.gather(self._firing, return_exceptions=True)
+        if self._clearing:
+            await asyncio.wait(self._clearing)
         self._threads.close()
         await connection.close()
 
@@ -287,6 +294,21 @@ class Worker:
             if not self._all:
                 self._idle.set()
             self._part()
+
+    def clear(self, workspace: Workspace) -> None:
+        """Removes what an execution was handed."""
+        clearing = self.loop.create_task(workspace.close())
+        self._clearing.add(clearing)
+        clearing.add_done_callback(self._clearing.discard)
+
+    def open_transfer(self, request: DownloadRequest | None) -> Transport:
+        """A stream of a download; without a request, of an upload."""
+        if self._connection is None:
+            raise _failures.Closed("The worker was closed.")
+        shown = ((_INSTANCE_SECRET, self._secret),)
+        if request is None:
+            return self._connection.open(UPLOAD, wait_for_ready=False, metadata=shown)
+        return self._connection.subscribe(DOWNLOAD, request.SerializeToString(), metadata=shown)
 
     def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
         """A cleanup was registered."""
