@@ -57,8 +57,14 @@ async def start_worker(request: pytest.FixtureRequest) -> AsyncIterator[StartWor
 
 
 @pytest.fixture
-async def host(start_host: Any) -> SocketHost:
-    made = await start_host()
+def keeps_artifacts() -> bool | None:
+    """Whether the sidecar has an artifact store; a test without one parametrises it."""
+    return None
+
+
+@pytest.fixture
+async def host(start_host: Any, keeps_artifacts: bool | None) -> SocketHost:
+    made = await start_host(keeps_artifacts=keeps_artifacts)
     assert isinstance(made, SocketHost)
     return made
 

@@ -63,7 +63,8 @@ async def test_every_fact_of_the_call_is_there(caller: pillion.Host, start_worke
     assert (context.cancelled, context.cancel_reason, context.resumed) == (False, None, None)
     assert context.teardown_scopes == frozenset()
     assert context.session_key(pillion.TeardownScope.RUN) is None
-    assert not any((context.has_credentials, context.has_artifacts, context.has_bus))
+    assert not any((context.has_credentials, context.has_bus))
+    assert context.has_artifacts
     assert context.has_tools
     assert context.tools.remaining_depth == 8
     assert context.credential is None
@@ -116,6 +117,7 @@ ASKS: dict[str, Callable[[pillion.ToolContext], Awaitable[Any]]] = {
 }
 
 
+@pytest.mark.parametrize("keeps_artifacts", [False])
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_what_the_sidecar_does_not_do_is_refused_by_it(
     caller: pillion.Host, start_worker: StartWorker, kind: str

@@ -1,13 +1,14 @@
 import asyncio
 import logging
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pillion
 from pillion import errors
-from pillion.testing import Rehearsal, call
+from pillion.testing import Artifacts, Rehearsal, call
 
 
 @pillion.tool
@@ -89,3 +90,55 @@ async def test_cleanups_are_kept_and_run_by_the_test() -> None:
     await rehearsal.tear_down(pillion.TeardownScope.RUN, pillion.TeardownReason.RUN_END)
     assert ran == ["second RUN_END", "first RUN_END"]
     assert len(rehearsal.cleanups) == 1
+
+
+async def test_a_rehearsed_tool_has_artifacts(tmp_path: Path) -> None:
+    @pillion.tool(wants={"data": "csv", "more": "csv"})
+    async def draw(data: Path, ctx: pillion.ToolContext, more: str = "none") -> str:
+        assert ctx.has_artifacts
+        assert ctx.wanted is not None
+        text = await asyncio.to_thread(data.read_text)
+        chart = await ctx.artifacts.put(
+            b"PNG of " + text.encode(), kind="chart", parents=[meta.reference for meta in ctx.wanted.values()]
+        )
+        source = tmp_path / "source"
+        await asyncio.to_thread(source.write_bytes, b"x" * 100_000)
+        await ctx.artifacts.put(source, kind="large")
+        assert [meta.kind async for meta in ctx.artifacts.list()] == ["large", "chart", "csv"]
+        assert await ctx.artifacts.get("art_x") is None
+        with pytest.raises(errors.ArtifactRefused):
+            await ctx.artifacts.put(b"x", kind="k", parents=["art_x"])
+        return f"{chart.reference} {more}"
+
+    artifacts = Artifacts()
+    reference = artifacts.add(b"a,b", kind="csv", media_type="text/csv")
+    chart, more = (await call(draw, {"data": reference}, artifacts=artifacts)).split()
+    meta, payload = artifacts[chart]
+    assert (payload, meta.kind, meta.parents, more) == (b"PNG of a,b", "chart", (reference,), "none")
+    assert list(artifacts)[:2] == [reference, chart]
+    assert len(artifacts) == 3
+    for wrong in (chart, "art_x"):
+        with pytest.raises(errors.ArtifactUnavailable):
+            await call(draw, {"data": wrong}, artifacts=artifacts)
+    with pytest.raises(errors.ArtifactUnavailable):
+        await call(draw, {"data": reference})
+
+
+async def test_an_artifact_of_another_type_is_refused_in_a_rehearsal() -> None:
+    @pillion.tool(wants={"data": "note"})
+    def echo(data: str) -> str:
+        return data
+
+    artifacts = Artifacts()
+    assert await call(echo, {"data": artifacts.add("hello", kind="note")}, artifacts=artifacts) == "hello"
+    with pytest.raises(errors.InvalidArguments):
+        await call(echo, {"data": artifacts.add(b"\xff", kind="note")}, artifacts=artifacts)
+
+
+async def test_without_a_store_a_rehearsed_tool_is_refused() -> None:
+    async def puts(ctx: pillion.ToolContext) -> None:
+        assert not ctx.has_artifacts
+        await ctx.artifacts.put(b"x", kind="note")
+
+    with pytest.raises(errors.RequestUnsupported):
+        await call(puts)

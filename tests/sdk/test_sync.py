@@ -1,7 +1,8 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -74,6 +75,51 @@ async def test_the_synchronous_face_does_it_all(socket_host: SocketHost, start_w
             assert sorted(values) == list(range(20))
         with pytest.raises(errors.Closed):
             host.call("echo", {"n": 1})
+
+    await in_thread(work)
+
+
+async def test_the_synchronous_face_has_artifacts(
+    socket_host: SocketHost, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    @pillion.tool(wants={"data": "note"})
+    async def echo(data: str) -> str:
+        return data
+
+    await start_worker(echo)
+    large = bytes(range(256)) * 12 * 1024
+
+    def work() -> None:
+        with pillion.sync.connect(socket_host.callers_at) as host:
+            artifacts = host.artifacts.within(session_id="s")
+            note = artifacts.put("hello", kind="note")
+            assert host.call("echo", {"data": note.reference}, session_id="s") == "hello"
+            source = tmp_path / "large"
+            source.write_bytes(large)
+            parts = (large[start : start + 100_000] for start in range(0, len(large), 100_000))
+            for data, size in ((large, None), (source, None), (source.open("rb"), None), (parts, len(large))):
+                with closing(data) if hasattr(data, "close") else nullcontext():
+                    meta = artifacts.put(data, kind="k", size=size)
+                found = artifacts.get(meta.reference)
+                assert found is not None
+                assert found[1] == large
+                assert artifacts.save(meta.reference, tmp_path / "copy").size == len(large)
+                assert (tmp_path / "copy").read_bytes() == large
+                with artifacts.open(meta.reference, 1) as opened:
+                    assert opened.meta.reference == meta.reference
+                    assert next(iter(opened)) == large[1 : 1 + 256 * 1024]
+                    assert opened.read() == large[1 + 256 * 1024 :]
+                with artifacts.open(meta.reference) as opened:
+                    opened.save(tmp_path / "copy")
+            assert len(list(artifacts.list())) == 5
+            artifacts.delete(note.reference)
+            assert artifacts.head(note.reference) is None
+            assert artifacts.get(note.reference) is None
+            assert host.artifacts.get(note.reference) is None
+            with pytest.raises(errors.ArtifactMissing), artifacts.open(note.reference):
+                pass
+            with pytest.raises(errors.ArtifactRefused):
+                artifacts.put(large, kind=" ")
 
     await in_thread(work)
 

@@ -128,7 +128,8 @@ class Artifacts:
         """
         payload = await payload_of(data, shape, size)
         name = Path(data).name if isinstance(data, os.PathLike) else None
-        guessed = mimetypes.guess_type(name)[0] if name is not None else None
+        # The first time it looks for files of the system.
+        guessed = (await asyncio.to_thread(mimetypes.guess_type, name))[0] if name is not None else None
         stated = artifacts_pb2.ArtifactInput(
             kind=kind,
             media_type=media_type if media_type is not None else guessed or _TYPES.get(payload.shape, _ANY_TYPE),

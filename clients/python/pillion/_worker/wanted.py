@@ -139,7 +139,9 @@ class Workspace:
         """Where the file of an argument goes."""
         if self._directory is None:
             self._directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="pillion-"))
-        return self._directory / (name + (mimetypes.guess_extension(meta.media_type) or ""))
+        # The first time it looks for files of the system.
+        ending = await asyncio.to_thread(mimetypes.guess_extension, meta.media_type)
+        return self._directory / (name + (ending or ""))
 
     async def close(self) -> None:
         """Closes and removes what the call has been handed."""
