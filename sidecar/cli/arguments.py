@@ -20,7 +20,7 @@ def arguments_of(pairs: Sequence[str], text: str | None, schema: Any) -> bytes:
     """
     if text is not None:
         if pairs:
-            raise BadArguments("Give --arg or --json, not both.")
+            raise BadArguments("Give --json alone, or --arg and --artifact.")
         return sys.stdin.buffer.read() if text == "-" else text.encode()
     properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
     arguments: dict[str, Any] = {}

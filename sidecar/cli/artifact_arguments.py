@@ -9,6 +9,7 @@ _Adds = Callable[[argparse.ArgumentParser], None]
 _FACTS = {
     "--session": ("session_id", "the session they belong to"),
     "--run": ("run_id", "the run they belong to"),
+    "--execution": ("execution_id", "the execution they are of, where its call named none of the others"),
     "--conversation": ("conversation_id", "the conversation they belong to"),
     "--tenant": ("tenant", "the tenant they are for"),
     "--principal": ("principal", "whom they are for"),

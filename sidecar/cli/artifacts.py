@@ -29,14 +29,13 @@ from sidecar.cli.channel import Action, Way, with_channel
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE
 from sidecar.cli.reach import Unreachable
+from sidecar.cli.sizes import size_text
 from sidecar.config import ConfigRefused
 
 _ANSWER_SECONDS = 10.0
 _CHUNK_BYTES = 256 * 1024
 _STDIN = "-"
-_FACTS = ("tenant", "principal", "conversation_id", "session_id", "run_id")
-_UNITS = ("bytes", "KiB", "MiB", "GiB")
-_STEP = 1024
+_FACTS = ("tenant", "principal", "conversation_id", "session_id", "run_id", "execution_id")
 
 
 class _FileRefused(Exception):
@@ -63,7 +62,7 @@ async def _put(options: argparse.Namespace, way: Way) -> int:
         header.shape = ArtifactShape.Value(f"ARTIFACT_SHAPE_{options.shape.upper()}")
         answer = await ArtifactServiceStub(way.channel).Upload(_parts(header, file), metadata=way.metadata)
     for evicted in answer.evicted:
-        tell(f"It took the place of {evicted.reference}, {_size(evicted.size)}.")
+        tell(f"It took the place of {evicted.reference}, {size_text(evicted.size)}.")
     say(answer.meta.reference)
     return 0
 
@@ -158,7 +157,7 @@ async def _list(options: argparse.Namespace, way: Way) -> int:
 
 
 def _as_line(meta: ArtifactMeta) -> str:
-    return f"{meta.reference}  {meta.kind}  {meta.media_type}  {_size(meta.size)}  {meta.label or '-'}"
+    return f"{meta.reference}  {meta.kind}  {meta.media_type}  {size_text(meta.size)}  {meta.label or '-'}"
 
 
 def _as_json(meta: ArtifactMeta) -> str:
@@ -184,11 +183,3 @@ async def _remove(options: argparse.Namespace, way: Way) -> int:
         await stub.Delete(request, timeout=_ANSWER_SECONDS, metadata=way.metadata)
     tell("They are not there any more." if len(options.reference) > 1 else "It is not there any more.")
     return 0
-
-
-def _size(size: int) -> str:
-    number, unit = float(size), 0
-    while number >= _STEP and unit < len(_UNITS) - 1:
-        number /= _STEP
-        unit += 1
-    return f"{number:.0f} {_UNITS[unit]}" if not unit else f"{number:.1f} {_UNITS[unit]}"

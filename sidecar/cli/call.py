@@ -3,18 +3,21 @@
 import argparse
 import asyncio
 import os
+import secrets
 import signal
 import sys
 
 import pillion
 from pillion import errors
 from sidecar.cli.arguments import BadArguments, arguments_of
+from sidecar.cli.attachments import Attachments, FileRefused
 from sidecar.cli.connection import connected
 from sidecar.cli.console import say, tell
 from sidecar.cli.elicitation import ELICITATION, Elicitation
 from sidecar.cli.main import USAGE
 from sidecar.cli.progress import ProgressLine
 from sidecar.cli.reach import Unreachable, reach_of
+from sidecar.cli.sizes import size_text
 from sidecar.config import ConfigRefused
 
 TOOL_ERROR = 1
@@ -29,11 +32,14 @@ def run(options: argparse.Namespace) -> int:
     """Runs one call; answers the exit code."""
     try:
         return asyncio.run(_call(options))
-    except (BadArguments, ConfigRefused, Unreachable) as error:
+    except (BadArguments, ConfigRefused, FileRefused, Unreachable) as error:
         tell(str(error))
         return USAGE
     except errors.JsonRefused as error:
         tell(f"The arguments are not JSON as it is taken here: {error}")
+        return USAGE
+    except errors.RequestRefused as error:
+        tell(error.message)
         return USAGE
 
 
@@ -45,17 +51,20 @@ async def _call(options: argparse.Namespace) -> int:
         identity = None
         if options.tenant is not None or options.principal is not None:
             identity = pillion.Identity(tenant=options.tenant, principal=options.principal)
-        known = (await host.tools(identity)).by_name.get(options.tool) if options.arg else None
-        arguments = arguments_of(options.arg, options.json, known.input_schema if known is not None else None)
+        place = {"session_id": options.session, "run_id": options.run}
+        if options.artifact and options.session is None and options.run is None:
+            # The files are there before the call, so the call has to name where.
+            place["run_id"] = f"run_{secrets.token_hex(8)}"
+        files = Attachments(host.artifacts.within(identity=identity, **place))
+        arguments = await _arguments(options, host, identity, files)
         running = host.start(
             options.tool,
             arguments,
             timeout=options.timeout,
             idle_timeout=options.idle_timeout,
             idempotency_key=options.key,
-            session_id=options.session,
-            run_id=options.run,
             identity=identity,
+            **place,
         )
         interrupts = _Interrupts(running, progress)
         try:
@@ -74,10 +83,43 @@ async def _call(options: argparse.Namespace) -> int:
             return FIRST_FAILURE
         finally:
             interrupts.close()
-    progress.clear()
+        progress.clear()
+        if options.save is not None:
+            kept = host.artifacts.within(identity=identity, execution_id=running.execution_id, **place)
+            await files.save(kept, result, options.save)
+        elif result.placed is not None:
+            _tell_where(result.placed, running.execution_id, **place)
     if result.json is not None:
         say(result.json.decode())
     return TOOL_ERROR if result.is_error else 0
+
+
+async def _arguments(
+    options: argparse.Namespace, host: pillion.Host, identity: pillion.Identity | None, files: Attachments
+) -> bytes:
+    """The arguments, of which some may be files."""
+    if options.json is not None and options.artifact:
+        raise BadArguments("Give --json alone, or --arg and --artifact.")
+    known = None
+    if options.arg or options.artifact:
+        known = (await host.tools(identity)).by_name.get(options.tool)
+    if known is None:
+        return arguments_of(options.arg, options.json, None)
+    references = await files.put(options.artifact, options.tool, known.wants)
+    return arguments_of([*options.arg, *references], options.json, known.input_schema)
+
+
+def _tell_where(
+    placed: pillion.ArtifactMeta, execution_id: str | None, *, session_id: str | None, run_id: str | None
+) -> None:
+    """Tells of a result that was too large to be carried."""
+    flag, place = "--execution", execution_id
+    if session_id is not None or run_id is not None:
+        flag, place = ("--session", session_id) if session_id is not None else ("--run", run_id)
+    tell(
+        f"The result is an artifact of {size_text(placed.size)}; write it to a file by --save, or get it by "
+        f"`pillion artifacts get {placed.reference} {flag} {place}`."
+    )
 
 
 class _Interrupts:

@@ -100,6 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     call.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument, typed by the tool's schema"
     )
+    call.add_argument(
+        "--artifact",
+        action="append",
+        default=[],
+        metavar="NAME=@FILE",
+        help="a file, for an argument that the tool wants as an artifact",
+    )
+    call.add_argument("--save", type=Path, metavar="DIR", help="where to write the artifacts that the result names")
     call.add_argument("--json", metavar="OBJECT", help="all arguments as one JSON object; - reads it from stdin")
     call.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
     call.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")

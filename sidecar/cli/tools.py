@@ -47,4 +47,4 @@ async def _tools(reach: Reach) -> dict[str, pillion.ToolInfo]:
 def _facts(tool: pillion.ToolInfo) -> dict[str, object]:
     facts = dataclasses.asdict(tool)
     facts["effects"] = tool.effects.name
-    return {name: value for name, value in facts.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None and value != {}}

@@ -1,7 +1,9 @@
 """`pillion call` and `pillion tools`, against a sidecar that `pillion serve` started with a worker of the SDK."""
 
 import json
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -68,7 +70,7 @@ def test_tools_are_listed_and_shown(program: Program) -> None:
     code, output, _ = program.run("tools", "count")
     assert json.loads(output)["input_schema"]["properties"]["to"]["type"] == "integer"
     code, _, errors = program.run("tools", "none")
-    assert (code, errors) == (1, "There is no tool none; there are ask, count.\n")
+    assert (code, errors) == (1, "There is no tool none; there are ask, copy, count.\n")
 
 
 def test_calls_are_watched_as_they_go_on(program: Program) -> None:
@@ -86,3 +88,50 @@ def test_calls_are_watched_as_they_go_on(program: Program) -> None:
     assert {event["tool"] for event in seen} == {"count"}
     assert seen[-1]["failure"] == "TOOL_FAILED"
     assert watching.returncode == 130
+
+
+def test_a_file_goes_in_as_an_artifact_and_what_comes_back_is_saved(program: Program, tmp_path: Path) -> None:
+    source, kept = tmp_path / "data.csv", tmp_path / "kept" / "here"
+    source.write_bytes(b"a,b\n" * 100_000)
+    call = ("copy", "--artifact", f"data=@{source}", "--save", str(kept))
+    code, output, errors = program.run("call", *call)
+    assert code == 0
+    given, made = json.loads(output)
+    assert given != made
+    assert errors == f"{kept / 'copy.csv'}: text/csv, 390.6 KiB\n"
+    assert [path.name for path in kept.iterdir()] == ["copy.csv"]
+    assert (kept / "copy.csv").read_bytes() == source.read_bytes()
+    code, _, errors = program.run("call", *call, "--arg", "label=../../.x/é", "--session", "s")
+    assert (code, errors) == (0, f"{kept / '_.._.x_é'}: text/csv, 390.6 KiB\n")
+    code, _, errors = program.run("call", *call)
+    assert errors == f"{kept / 'copy 2.csv'}: text/csv, 390.6 KiB\n", "nothing that is there is replaced"
+
+
+def test_a_large_result_is_saved_or_it_is_told_where_it_is(program: Program, tmp_path: Path) -> None:
+    source = tmp_path / "data.csv"
+    source.write_bytes(b"a,b\n")
+    call = ("copy", "--artifact", f"data=@{source}", "--arg", "times=50")
+    code, output, errors = program.run("call", *call, "--save", str(tmp_path))
+    assert (code, output, errors) == (0, "", f"{tmp_path / 'copy result.json'}: application/json, 2.8 KiB\n")
+    assert len(json.loads((tmp_path / "copy result.json").read_bytes())) == 100
+    code, output, errors = program.run("call", *call)
+    assert (code, output) == (0, "")
+    hint = re.fullmatch(r"The result is an artifact of 2\.8 KiB; .* `pillion (artifacts get .*)`\.\n", errors)
+    assert hint is not None, errors
+    artifacts, get, *rest = hint[1].split()
+    with program.open(artifacts, get, "--config", str(program.config), *rest) as process:
+        assert len(json.loads(process.communicate(timeout=30)[0])) == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--artifact", "data"), "'data' names no file; write --artifact NAME=@FILE."),
+        (("--artifact", "data=x"), "'data=x' names no file; write --artifact NAME=@FILE."),
+        (("--artifact", "data=@/nowhere/x"), "/nowhere/x cannot be read: No such file or directory."),
+        (("--artifact", "label=@/dev/null"), "copy wants no artifact label; it wants data."),
+        (("--artifact", "data=@x", "--json", "{}"), "Give --json alone, or --arg and --artifact."),
+    ],
+)
+def test_a_file_that_cannot_be_sent_is_refused(program: Program, arguments: tuple[str, ...], says: str) -> None:
+    assert program.run("call", "copy", *arguments) == (2, "", says + "\n")

@@ -43,5 +43,13 @@ async def ask(ctx: pillion.ToolContext, message: str = "Who are you?", *, fields
     return {"action": answer.action, "content": answer.content}
 
 
+@pillion.tool(wants={"data": "csv"}, placement=pillion.Placement(over_bytes=1_000))
+async def copy(data: bytes, ctx: pillion.ToolContext, label: str = "copy.csv", times: int = 1) -> list[str]:
+    """Puts an artifact again, and names both; so often that the list of them may be large."""
+    meta = (ctx.wanted or {})["data"]
+    made = await ctx.artifacts.put(data, kind="csv", media_type="text/csv", label=label, parents=[meta.reference])
+    return [meta.reference, made.reference] * times
+
+
 if __name__ == "__main__":
-    pillion.run_worker([count, ask])
+    pillion.run_worker([count, ask, copy])

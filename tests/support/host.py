@@ -78,11 +78,12 @@ class Setup:
     granted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What each worker set may be issued."""
 
+    keeps_artifacts: bool | None = None
+    """Whether there is an artifact store. None: as a whole sidecar has it by default, and none in memory."""
+
     def credential_settings(self) -> CredentialSettings:
         """The settings of credentials, as they are read."""
         return CredentialSettings.model_validate(tomllib.loads(self.credentials))
-    keeps_artifacts: bool | None = None
-    """Whether there is an artifact store. None: as a whole sidecar has it by default, and none in memory."""
 
 
 class Host(Protocol):

@@ -36,6 +36,8 @@ class ToolInfo:
     original_name: str | None
     default_timeout: float | None
     max_timeout: float | None
+    wants: Mapping[str, str]
+    """Arguments that are references to artifacts, and the kind of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def read_tool(descriptor: ToolDescriptor) -> ToolInfo:
         original_name=descriptor.original_name if has("original_name") else None,
         default_timeout=seconds_of(descriptor.default_timeout) if has("default_timeout") else None,
         max_timeout=seconds_of(descriptor.max_timeout) if has("max_timeout") else None,
+        wants=dict(descriptor.wants),
     )
 
 
