@@ -49,7 +49,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(DEMO_VENV)/.stamp ## serve a tool, call it on real data, print its result
+demo: $(DEMO_VENV)/.stamp ## serve a tool, call it on real data, print its result and save its chart
 	@$(DEMO_VENV)/bin/python clients/python/examples/sdk/demo.py $(ARGS)
 
 .PHONY: demo-polyglot
@@ -166,7 +166,7 @@ lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--u
 
 .PHONY: clean
 clean: ## remove everything that make made and git does not hold
-	rm -rf .venv .venv-demo .tools $(OIDC)/node_modules clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
+	rm -rf .venv .venv-demo .tools demo-output $(OIDC)/node_modules clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find sidecar clients tests bench proto -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -16,12 +16,24 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 from tests.support.terminal import OnTerminal, frames, screen
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "clients" / "python" / "examples" / "sdk" / "demo.py"
 MARK = "PILLION_DEMO_TEST"
+DATA = Path(str(files("airportsdata")), "airports.csv")
+
+
+def shown(path: Path) -> str:
+    """A path as the demo shows it: from the repository, where it is in there."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def kept_beside(place: Path) -> Path:
+    """Where the chart of a demo in a place is saved."""
+    return place.with_name(f"{place.name}-kept")
 
 
 class Demo:
@@ -32,12 +44,14 @@ class Demo:
 
     def __init__(self, place: Path, program: Path = DEMO, **environment: str | None) -> None:
         self.place = place
+        self.kept = kept_beside(place)
+        """Where the chart is saved."""
         self.mark = uuid.uuid4().hex
         # Without what make exports for this repository: the program finds its own.
         ours = {"PYTHONPATH": None, "TMPDIR": str(place), "PYTHONDEVMODE": "1", MARK: self.mark}
         variables: dict[str, str | None] = {**os.environ, **ours, **environment}
         self.process = subprocess.Popen(
-            [sys.executable, program],
+            [sys.executable, program, self.kept],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -73,6 +87,7 @@ def place() -> Iterator[Path]:
     """A short path: the name of a unix socket has no more than 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="pd-") as directory:
         yield Path(directory)
+        shutil.rmtree(kept_beside(Path(directory)), ignore_errors=True)
 
 
 @pytest.fixture
@@ -93,9 +108,9 @@ def test_shows_its_commands_and_progress_and_prints_the_profile_as_its_last_line
         f"$ export PILLION_ADDRESS=unix:{address}/callers.sock",
         f"$ deploy/pillion serve --config clients/python/examples/sdk/pillion.toml --state-dir {address} &",
         "$ deploy/pillion wait-ready profiler",
-        "$ deploy/pillion call profile_csv --arg dataset=airports",
+        f"$ deploy/pillion call profile_csv --artifact data=@{shown(DATA)} --save {demo.kept}",
     ]
-    with Path(str(files("airportsdata")), "airports.csv").open(encoding="utf-8", newline="") as lines:
+    with DATA.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     profile = json.loads(last)
     assert profile["dataset"] == "airports"
@@ -115,25 +130,38 @@ def test_shows_its_commands_and_progress_and_prints_the_profile_as_its_last_line
         frozenset(pair) for pair in (("lat", "lon"), ("elevation", "lat"), ("elevation", "lon"))
     }
 
-    reports = errors.splitlines()
-    assert len(reports) == len(profile["columns"]) + 2
+    # That a step took long is said of the machine, not of the program.
+    reports = [line for line in errors.splitlines() if not line.startswith("Executing <")]
+    assert len(reports) == len(profile["columns"]) + 4
     assert reports[0].startswith(f"read {len(rows):,} rows")
-    assert reports[-1].startswith("correlated 3 pairs")
+    assert reports[-3].startswith("correlated 3 pairs")
+    assert reports[-2].startswith("drew a chart of ")
+    chart = demo.kept / "airports.png"
+    assert reports[-1].startswith(f"{chart}: image/png, ")
+    with Image.open(chart) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.size == (1280, 860)
+        assert len(image.getcolors() or ()) > 20, "something is drawn in it"
+    assert [path.name for path in chart.parent.iterdir()] == ["airports.png"]
+    assert re.fullmatch(r"art_[0-9A-Za-z]{22}", profile["chart"])
     assert demo.left() == []
 
 
 def test_draws_a_bar_on_a_terminal(place: Path) -> None:
-    terminal = OnTerminal(sys.executable, DEMO, columns=60, environment={"TMPDIR": str(place)})
+    kept = kept_beside(place)
+    terminal = OnTerminal(sys.executable, DEMO, str(kept), columns=60, environment={"TMPDIR": str(place)})
     try:
         assert terminal.finish()[0] == 0, terminal.text
     finally:
         terminal.close()
     bars = [frame for frame in frames(terminal.text) if frame.startswith("[")]
-    assert bars[-1].startswith("[####################] 100% correlated 3 pairs")
+    assert bars[-1].startswith("[####################] 100% drew a chart of")
     assert all(len(bar) < 60 for bar in bars)
     *_, last, empty = screen(terminal.text)
     assert (json.loads(last)["dataset"], empty) == ("airports", "")
     assert list(place.iterdir()) == []
+    assert [path.name for path in kept.iterdir()] == ["airports.png"]
 
 
 def test_needs_no_home_and_heeds_no_settings_of_the_user(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Profiles a CSV file that the package `airportsdata` ships. Knows nothing of tools."""
+"""Profiles a CSV file, such as those that the package `airportsdata` ships. Knows nothing of tools."""
 
 from collections.abc import Callable
 from importlib.resources import files
@@ -58,11 +58,14 @@ class Profile(TypedDict):
     correlations: list[Correlation]
 
 
-def profile(dataset: str, top: int, step: Step) -> Profile:
+def read(path: Path) -> pl.DataFrame:
+    """The table in a CSV file."""
+    table = pl.read_csv(path, null_values=[""], infer_schema_length=None)
+    return table.with_columns(selectors.float().fill_nan(None))  # JSON has no NaN.
+
+
+def profile(dataset: str, table: pl.DataFrame, top: int, step: Step) -> Profile:
     """What is in each column of a data set, and which numeric columns move together."""
-    # A name is looked up and never made into a path.
-    table = pl.read_csv(DATASETS[dataset], null_values=[""], infer_schema_length=None)
-    table = table.with_columns(selectors.float().fill_nan(None))  # JSON has no NaN.
     steps = table.width + 2
     step(f"read {table.height:,} rows of {table.width} columns", 1, steps)
     columns = []

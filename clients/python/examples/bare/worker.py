@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from csv_profile import Step, profile
+from csv_profile import DATASETS, Step, profile, read
 from grpc import aio
 from schemas import INPUT_SCHEMA, OUTPUT_SCHEMA
 
@@ -43,7 +43,9 @@ log = logging.getLogger(__name__)
 def profile_csv(arguments: bytes, step: Step) -> bytes:
     """The tool: JSON in, JSON out. The sidecar has checked the arguments against the schema."""
     wanted = json.loads(arguments)
-    return json.dumps(profile(wanted["dataset"], int(wanted.get("top", 3)), step), allow_nan=False).encode()
+    # A name is looked up and never made into a path.
+    table = read(DATASETS[wanted["dataset"]])
+    return json.dumps(profile(wanted["dataset"], table, int(wanted.get("top", 3)), step), allow_nan=False).encode()
 
 
 TOOLS = {"profile_csv": profile_csv}

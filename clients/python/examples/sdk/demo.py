@@ -1,7 +1,8 @@
 """The demo: `pillion serve` with a worker, and `pillion call` on real data, as anyone could type them.
 
 It shows each command before it runs, and what the call reports. The last line on standard output is the call's result
-as JSON. It leaves nothing behind, also when it fails or is interrupted.
+as JSON. It leaves nothing behind, also when it fails or is interrupted, but the chart that the tool draws, which is
+saved in `demo-output` or in the directory that is its argument.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +21,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
 PILLION = "deploy/pillion"
 CONFIG = str((HERE / "pillion.toml").relative_to(ROOT))
-WAIT, CALL = (PILLION, "wait-ready", "profiler"), (PILLION, "call", "profile_csv", "--arg", "dataset=airports")
+WAIT = (PILLION, "wait-ready", "profiler")
+DATA, CHART, OUTPUT = "airports.csv", "airports.png", "demo-output"
 CALL_SECONDS, END_SECONDS = 90, 10
 LOG_LINES = 15
 SOCKET_PATH_BYTES = 103  # The smallest limit among the systems that have unix sockets.
@@ -85,19 +88,32 @@ def tell(text: str) -> None:
 
 async def demo() -> None:
     """All of it: what it starts is ended and what it writes is removed before it returns, fails or is cancelled."""
+    output = sys.argv[1] if len(sys.argv) > 1 else OUTPUT
+    call_it = (PILLION, "call", "profile_csv", "--artifact", f"data=@{data()}", "--save", output)
+    # That of an earlier run, which a later one would not replace.
+    (ROOT / output / CHART).unlink(missing_ok=True)
     with private_directory() as home, logged(home / "sidecar.log") as log:
         terminal = Terminal(f"unix:{home}/callers.sock")
         serve = (PILLION, "serve", "--config", CONFIG, "--state-dir", str(home))
         async with terminal.running(*serve, log=log) as sidecar:
             async with terminal.running(*WAIT) as waiting:
                 await ready(waiting, sidecar)
-            async with terminal.running(*CALL) as call:
+            async with terminal.running(*call_it) as call:
                 try:
                     code = await asyncio.wait_for(call.wait(), CALL_SECONDS)
                 except TimeoutError:
                     raise DemoFailed(f"The call did not end within {CALL_SECONDS} s.") from None
                 if code:
                     raise DemoFailed("The call failed; what it said is above.")
+
+
+def data() -> str:
+    """The file that the tool is called with; as it is seen from the repository, if it is in there."""
+    try:
+        path = Path(str(files("airportsdata"))) / DATA
+    except ModuleNotFoundError:
+        raise DemoFailed("There is no data to call the tool with: run `make demo`, which installs it.") from None
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 async def ready(waiting: Process, sidecar: Process) -> None:
