@@ -7,7 +7,7 @@ import anyio
 import grpc
 
 from sidecar._gen.pillion.v1 import artifacts_pb2
-from sidecar.artifacts import Eviction
+from sidecar.artifacts import Eviction, EvictionReason
 from sidecar.artifacts.files import FileArtifactStore
 from sidecar.artifacts.provision import provide
 from sidecar.artifacts.tokens import CallTokens
@@ -40,7 +40,7 @@ class Keeping:
             return
         limits = settings.limits
         self.store = store = FileArtifactStore(
-            database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_expired
+            database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_removed
         )
         self._tokens = provide(
             pipeline,
@@ -84,5 +84,7 @@ class Keeping:
         limits = self._settings.limits
         return Bulk(limits.artifacts.transfers, limits.wire.stall_after)
 
-    def _count_expired(self, expired: Sequence[Eviction]) -> None:
-        self._counters.add("expired_artifacts", len(expired))
+    def _count_removed(self, evictions: Sequence[Eviction]) -> None:
+        for eviction in evictions:
+            has_expired = eviction.reason is EvictionReason.EXPIRED
+            self._counters.add("expired_artifacts" if has_expired else "evicted_artifacts")

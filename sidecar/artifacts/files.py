@@ -54,8 +54,7 @@ _ORPHANS_SECONDS = 3_600.0
 class FileArtifactStore:
     """Keeps artifacts below a directory. `clock` is in nanoseconds since the Unix epoch.
 
-    Opened once, after the database, and closed once, before it. `told` hears of what expired, but for what a put
-    answers itself.
+    Opened once, after the database, and closed once, before it. `told` hears of whatever the store removes by itself.
     """
 
     def __init__(
@@ -68,9 +67,8 @@ class FileArtifactStore:
         told: Callable[[Sequence[Eviction]], None] = lambda _: None,
     ) -> None:
         limits = limits or ArtifactLimits()
-        self._disk = _Disk(database, directory, limits, clock)
+        self._disk = _Disk(database, directory, limits, clock, told)
         self._uploads = Uploads(self._disk, limits, clock)
-        self._told = told
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -110,8 +108,8 @@ class FileArtifactStore:
     async def sweep(self) -> None:
         """Removes what has expired, and gives up uploads that were left alone."""
         await self._uploads.sweep()
-        while expired := await self._disk.expire():
-            self._told(expired)
+        while await self._disk.expire():
+            pass
 
     async def sweep_orphans(self) -> int:
         """Removes the files that no record names; answers how many."""
@@ -169,7 +167,15 @@ class FileArtifactStore:
 class _Disk:
     """The backend. What changes anything runs to its end also where whoever waits for it is cancelled."""
 
-    def __init__(self, database: Database, directory: Path, limits: ArtifactLimits, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        limits: ArtifactLimits,
+        clock: Callable[[], int],
+        told: Callable[[Sequence[Eviction]], None],
+    ) -> None:
+        self._told = told
         self._database = database
         self._limits = limits
         self._clock = clock
@@ -236,6 +242,8 @@ class _Disk:
             await self._undo(part)
             raise
         part.release()
+        if added.stored.evicted:
+            self._told(added.stored.evicted)
         await self._remove_files(added.files)
         return added.stored
 
@@ -316,6 +324,8 @@ class _Disk:
         now = self._clock()
         expired, files = await self._database.write(lambda connection: records.expire(connection, now))
         await self._remove_files(files)
+        if expired:
+            self._told(expired)
         return expired
 
     async def _remove_files(self, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from sidecar.artifacts.port import (
     Stored,
     UnknownParents,
 )
-from sidecar.artifacts.requests import count_evicted, origin_of
+from sidecar.artifacts.requests import origin_of
 from sidecar.calls.call import Call
 from sidecar.calls.causes import not_placed
 from sidecar.calls.outcome import failed, failure
@@ -60,7 +60,6 @@ class Placement:
         except (ArtifactError, StoreUnavailable):
             call.count("unplaced_results")
             return frame
-        count_evicted(call, stored)
         return _placed(frame, stored.meta)
 
     async def _stored(self, call: Call, tool: Tool, scope: Scope, json: bytes, parents: tuple[str, ...]) -> Stored:

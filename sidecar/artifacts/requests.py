@@ -20,7 +20,6 @@ from sidecar.artifacts.port import (
     ArtifactTooLarge,
     InvalidArtifact,
     Origin,
-    Stored,
     UnknownParents,
 )
 from sidecar.artifacts.tokens import CallTokens
@@ -116,7 +115,6 @@ class ArtifactRequests:
             )
         shape = shape_from(asked.data.shape)
         stored = await self._store.put(asking.scope, input_from(asked.input), payload, shape, origin_of(asking.call))
-        count_evicted(asking.call, stored)
         reply.artifact_stored.meta.CopyFrom(meta_message(stored.meta))
 
     async def _head(self, asking: _Asking, request: OutboundRequest, reply: Reply) -> None:
@@ -155,9 +153,3 @@ class ArtifactRequests:
         check_input(stated)
         slot = Slot(asking.scope, stated, asked.size, shape_from(asked.shape), origin_of(asking.call))
         reply.artifact_upload.transfer_token = self._tokens.issue(asking.call, slot, asking.assignment)
-
-
-def count_evicted(call: Call, stored: Stored) -> None:
-    """Counts what gave way to a tool's artifact."""
-    for _ in stored.evicted:
-        call.count("evicted_artifacts")

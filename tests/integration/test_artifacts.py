@@ -193,6 +193,7 @@ async def test_what_gives_way_is_told(start_host: StartHost) -> None:
         )
         (evicted,) = (await artifacts.upload(header(5), [b"three"])).evicted
         assert evicted.reason == messages.EVICTION_REASON_COUNT
+        assert (await host.counters())["evicted_artifacts"] == 2
         failure = await failure_of(artifacts.put(Facts(tenant="acme", principal="ann"), bytes(96)))
         assert failure.kind == FailureKind.FAILURE_KIND_OVERLOADED
 

@@ -316,7 +316,10 @@ async def test_law_3_a_caller_cannot_cancel_a_call_of_another_caller(host: Host)
 
 
 @everywhere
-async def test_law_4_every_kind_of_outbound_request_that_is_not_answered_is_refused_as_unsupported(host: Host) -> None:
+async def test_law_4_every_kind_of_outbound_request_that_is_not_answered_is_refused_as_unsupported(
+    start_host: StartHost,
+) -> None:
+    host = await start_host(keeps_artifacts=False)
     worker, caller = await attach(host), await host.caller()
     call = await caller.start()
     run = (await worker.next_invoke()).call

@@ -21,6 +21,7 @@ SETTINGS = {block.heading: block.text for block in blocks("docs/protocol.md", "t
 ANY_TEXT = "…"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
+WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
 
 
 class Line(NamedTuple):
@@ -100,7 +101,9 @@ async def test_an_exchange_goes_as_it_is_told(
     text = SETTINGS.get(exchange.heading, "")
     monkeypatch.setenv("CREDENTIALS_KEY", base64.b64encode(bytes(32)).decode())
     granted = {worker["name"]: tuple(worker["credentials"]) for worker in tomllib.loads(text).get("worker", ())}
-    host = await start_host(credentials=_without_workers(text), granted=granted)
+    host = await start_host(
+        credentials=_without_workers(text), granted=granted, keeps_artifacts=exchange.heading in WITH_ARTIFACTS
+    )
     peers: dict[str, Peer] = {"worker": await host.worker(), "caller": await host.caller()}
     await play(PRELUDE, peers)
     await play(exchange, peers)

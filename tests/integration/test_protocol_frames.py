@@ -294,7 +294,8 @@ async def forwards(reaction: Reaction, _: str) -> None:
 
 async def replies(reaction: Reaction, code: str) -> None:
     (frame,) = reaction.frames(reaction.sender)
-    assert ReplyErrorCode.Name(frame.reply.error.code) == f"REPLY_ERROR_CODE_{code}"
+    assert frame.reply.WhichOneof("answer") is not None
+    assert not code or ReplyErrorCode.Name(frame.reply.error.code) == f"REPLY_ERROR_CODE_{code}"
     reaction.is_untouched()
 
 

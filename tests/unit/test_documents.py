@@ -23,7 +23,7 @@ from sidecar.calls.result import _KINDS_OF_TOOLS
 from sidecar.calls.state import CallState
 from sidecar.cli import call
 from sidecar.cli.main import BROKEN_PIPE, USAGE
-from sidecar.config import Allow, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
+from sidecar.config import Allow, Artifacts, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
 from sidecar.credentials.settings import _SECTIONS, CredentialSection, CredentialStores
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
@@ -38,7 +38,7 @@ CAUSES = "Cause, invoked, effects"
 BODIES = {field.name for field in Frame.DESCRIPTOR.oneofs_by_name["body"].fields}
 WAYS = {"caller → sidecar", "sidecar → caller", "sidecar → worker", "worker → sidecar"}
 STATES = [state.name for state in CallState]
-WORDS_ALONE = {"opens", "ends", "forwards", "logs", "leaves", "late", "ignores", "sent", "never", "-"}
+WORDS_ALONE = {"opens", "ends", "replies", "forwards", "logs", "leaves", "late", "ignores", "sent", "never", "-"}
 MADE = {"bench/out.json"}
 """Files that are named and made by a target, so that a fresh clone has none of them."""
 RESERVED = {"output": {"worker → sidecar", "sidecar → caller"}, "input": {"caller → sidecar", "sidecar → worker"}}
@@ -226,6 +226,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[[credential]]": CredentialSection,
     "[log]": Log,
     "[metrics]": Metrics,
+    "[artifacts]": Artifacts,
     "[audit]": Audit,
     "[tracing]": Tracing,
 }

@@ -49,9 +49,17 @@ class Stage:
         workers: WorkerLimits | None = None,
         credentials: str = "",
         granted: Mapping[str, tuple[str, ...]] | None = None,
+        keeps_artifacts: bool | None = None,
     ) -> None:
         """A sidecar and a caller."""
-        host = await self.start_host(calls=calls, wire=wire, workers=workers, credentials=credentials, granted=granted)
+        host = await self.start_host(
+            calls=calls,
+            wire=wire,
+            workers=workers,
+            credentials=credentials,
+            granted=granted,
+            keeps_artifacts=keeps_artifacts,
+        )
         assert isinstance(host, MemoryHost)
         self.host = host
         self.caller = await host.caller()
