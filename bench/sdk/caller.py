@@ -16,6 +16,7 @@ from typing import Any
 import pillion
 from bench import tools
 from bench.control import Answer, Window, quantile, run, serve
+from bench.sdk.bulk import Bulk
 from bench.sdk.load import Load
 
 CONNECTIONS_AT_ONCE = 50
@@ -113,7 +114,7 @@ class Caller:
 async def main(target: str) -> None:
     """Connects to `target` and answers commands until stdin ends."""
     async with pillion.connect(target) as host:
-        caller, load = Caller(target, host), Load(target, host)
+        caller, load, bulk = Caller(target, host), Load(target, host), Bulk(host)
         try:
             await serve(
                 {
@@ -128,6 +129,8 @@ async def main(target: str) -> None:
                     "flood": load.flood,
                     "bulk": load.bulk,
                     "quiet": load.quiet,
+                    "upload": bulk.upload,
+                    "download": bulk.download,
                 }
             )
         finally:
