@@ -10,7 +10,7 @@ from sidecar.artifacts.checks import end_of
 from sidecar.artifacts.port import CHUNK_BYTES, ArtifactCorrupt, ArtifactMeta
 from sidecar.calls.ports import StoreUnavailable
 
-_CHUNKS_AT_ONCE = 4
+_CHUNKS_AT_ONCE = 2
 
 
 class OpenFile:
@@ -27,10 +27,14 @@ class OpenFile:
         meta = self.meta
         end = end_of(meta.size, offset, length)
         digest = hashlib.sha256() if meta.digest is not None and (offset, end) == (0, meta.size) else None
-        while offset < end:
+        if offset < end:
             self._reading = self._executor.submit(self._read, offset, end, digest)
+        while offset < end and self._reading is not None:
             chunks = await asyncio.wrap_future(self._reading)
             offset += sum(map(len, chunks))
+            if offset < end:
+                # Ahead of who takes what is there.
+                self._reading = self._executor.submit(self._read, offset, end, digest)
             if digest is not None and offset == end and f"sha-256:{digest.hexdigest()}" != meta.digest:
                 raise ArtifactCorrupt
             for chunk in chunks:

@@ -30,6 +30,8 @@ UPLOAD_ID = "pillion-upload-id"
 UPLOAD_RECEIVED = "pillion-upload-received"
 """Initial metadata: how many bytes have come already, so where the next chunk belongs."""
 
+_CHUNK_TAG = bytes((DownloadResponse.CHUNK_FIELD_NUMBER << 3 | 2,))
+_SEVEN_BITS, _MORE = 0x7F, 0x80
 _OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
 
 
@@ -106,7 +108,17 @@ async def send(stream: BulkStream, artifact: OpenArtifact, request: DownloadRequ
     await stream.write(DownloadResponse(meta=meta_message(artifact.meta)).SerializeToString())
     async with aclosing(artifact.chunks(request.offset, length)) as chunks:
         async for chunk in chunks:
-            await stream.write(DownloadResponse(chunk=chunk).SerializeToString())
+            await stream.write(chunk_message(chunk))
+
+
+def chunk_message(chunk: bytes) -> bytes:
+    """A `DownloadResponse` with a chunk, as bytes: a message object would copy these twice more."""
+    size, header = len(chunk), bytearray(_CHUNK_TAG)
+    while size >= _MORE:
+        header.append(size & _SEVEN_BITS | _MORE)
+        size >>= 7
+    header.append(size)
+    return bytes(header) + chunk
 
 
 async def _next_part(stream: BulkStream) -> UploadRequest | None:

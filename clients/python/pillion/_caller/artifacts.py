@@ -87,14 +87,14 @@ class _Backend:
 
         async def opened() -> Transport:
             await self._connection.prepare()
-            return self._connection.subscribe(DOWNLOAD, request)
+            return self._connection.transfer(DOWNLOAD, request)
 
         async with downloading(opened) as artifact:
             yield artifact
 
     async def _open_upload(self) -> Transport:
         await self._connection.prepare()
-        return self._connection.open(UPLOAD, wait_for_ready=False)
+        return self._connection.transfer(UPLOAD, None)
 
     async def _ask(self, method: str, request: Any, answer: type[Any]) -> Any:
         message = request.SerializeToString()

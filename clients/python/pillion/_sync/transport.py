@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from pillion._wire.channel import OPTIONS, Metadata, StreamEnded, ended, unanswered
+from pillion._wire.channel import BULK_OPTIONS, OPTIONS, Metadata, StreamEnded, ended, unanswered
 from pillion._wire.security import Security, Shown
 
 _READ_AHEAD = 4
@@ -106,6 +106,7 @@ class BlockingConnection:
         self._target = target if isinstance(target, str) else ""
         self._security = security
         self._channel: Any = None if isinstance(target, str) else target
+        self._bulk: Any = None
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
 
@@ -117,21 +118,31 @@ class BlockingConnection:
         shown = await self._security.shown()
         if self._owned and (self._channel is None or (anew and shown.pem != self._shown.pem)):
             await self.close()
-            options = (*OPTIONS, *self._security.options)
-            credentials = shown.credentials
-            self._channel = (
-                grpc.insecure_channel(self._target, options=options)
-                if credentials is None
-                else grpc.secure_channel(self._target, credentials, options=options)
-            )
             self._shown = shown
+            self._channel = self._opened(OPTIONS)
         self._metadata = shown.metadata
 
-    def open(self, method: str, *, wait_for_ready: bool, metadata: Metadata = ()) -> BlockingTransport:
+    def open(self, method: str, *, wait_for_ready: bool) -> BlockingTransport:
         """Opens a stream."""
         multi = self._channel.stream_stream(method)
-        shown = self._metadata + metadata
-        return BlockingTransport(partial(multi, metadata=shown, **self._waiting(wait=wait_for_ready)))
+        return BlockingTransport(partial(multi, metadata=self._metadata, **self._waiting(wait=wait_for_ready)))
+
+    def transfer(self, method: str, message: bytes | None, *, metadata: Metadata = ()) -> BlockingTransport:
+        """Opens a stream for bulk bytes; on the same channel where that was brought along."""
+        if self._bulk is None and self._owned:
+            self._bulk = self._opened(BULK_OPTIONS)
+        channel, shown = self._bulk or self._channel, self._metadata + metadata
+        if message is None:
+            return BlockingTransport(partial(channel.stream_stream(method), metadata=shown))
+        multi = channel.unary_stream(method)
+        return BlockingTransport(lambda _: multi(message, metadata=shown))
+
+    def _opened(self, options: tuple[tuple[str, int], ...]) -> Any:
+        all_options = (*options, *self._security.options)
+        credentials = self._shown.credentials
+        if credentials is None:
+            return grpc.insecure_channel(self._target, options=all_options)
+        return grpc.secure_channel(self._target, credentials, options=all_options)
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
         """The answer to a request.
@@ -151,15 +162,17 @@ class BlockingConnection:
         """Whether to wait for the connection, on a channel of its own. One that was brought along has its own ways."""
         return {"wait_for_ready": wait} if self._owned else {}
 
-    def subscribe(self, method: str, message: bytes, *, metadata: Metadata = ()) -> BlockingTransport:
+    def subscribe(self, method: str, message: bytes) -> BlockingTransport:
         """Opens a stream that answers one request."""
         multi = self._channel.unary_stream(method)
-        return BlockingTransport(lambda _: multi(message, metadata=self._metadata + metadata))
+        return BlockingTransport(lambda _: multi(message, metadata=self._metadata))
 
     async def close(self) -> None:
         """Ends it, with all its streams, if it is its own."""
-        if self._owned and self._channel is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._channel.close)
+        bulk, self._bulk = self._bulk, None
+        for channel in (bulk, self._channel):
+            if self._owned and channel is not None:
+                await asyncio.get_running_loop().run_in_executor(None, channel.close)
 
 
 def _settle(taken: asyncio.Future[None]) -> None:

@@ -26,6 +26,8 @@ Opened = Callable[[], Awaitable[Transport]]
 Answer = TypeVar("Answer")
 
 _ID, _RECEIVED = "pillion-upload-id", "pillion-upload-received"
+_CHUNK_TAG = bytes((DownloadResponse.CHUNK_FIELD_NUMBER << 3 | 2,))
+_SEVEN_BITS, _MORE = 0x7F, 0x80
 _TRIES = 8
 _AHEAD = 4
 
@@ -120,7 +122,7 @@ class Download:
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
-        self._parts: asyncio.Queue[DownloadResponse | StreamEnded] = asyncio.Queue(_AHEAD)
+        self._parts: asyncio.Queue[DownloadResponse | bytes | StreamEnded] = asyncio.Queue(_AHEAD)
         self._stream: Transport | None = None
         self._pumping: asyncio.Task[None] | None = None
 
@@ -129,8 +131,9 @@ class Download:
 
         async def pump() -> None:
             try:
+                await self._parts.put(DownloadResponse.FromString(await stream.read()))
                 while True:
-                    await self._parts.put(DownloadResponse.FromString(await stream.read()))
+                    await self._parts.put(_chunk_in(await stream.read()))
             except StreamEnded as ended:
                 await self._parts.put(ended)
             except DecodeError:
@@ -156,7 +159,7 @@ class Download:
         :raises ConnectionFailed: if the stream is lost.
         """
         part = await self._next()
-        if part is None or part.WhichOneof("part") != "meta":
+        if not isinstance(part, DownloadResponse) or part.WhichOneof("part") != "meta":
             raise _failures.ConnectionFailed("The download does not begin as it should.")
         return part.meta
 
@@ -167,9 +170,10 @@ class Download:
         :raises ConnectionFailed: if the stream is lost.
         """
         while (part := await self._next()) is not None:
-            yield part.chunk
+            if isinstance(part, bytes):
+                yield part
 
-    async def _next(self) -> DownloadResponse | None:
+    async def _next(self) -> DownloadResponse | bytes | None:
         part = await self._parts.get()
         if not isinstance(part, StreamEnded):
             return part
@@ -178,6 +182,28 @@ class Download:
         if part.code is None and not part.details:
             return None
         raise _refused(part) or _lost(part)
+
+
+def _chunk_in(message: bytes) -> bytes:
+    """The chunk of a `DownloadResponse`, which as a message object would be copied twice more.
+
+    :raises DecodeError: if there is none.
+    """
+    position, size, shift = 1, 0, 0
+    if message[:1] == _CHUNK_TAG:
+        for byte in message[1:6]:
+            position += 1
+            size |= (byte & _SEVEN_BITS) << shift
+            shift += 7
+            if byte < _MORE:
+                if len(message) - position == size:
+                    return message[position:]
+                break
+    # Written by another hand, or no chunk at all.
+    part = DownloadResponse.FromString(message)
+    if part.WhichOneof("part") != "chunk":
+        raise DecodeError
+    return part.chunk
 
 
 def _refused(ended: StreamEnded) -> _refusals.RequestRefused | None:

@@ -33,6 +33,11 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # A channel of its own for each connection: a closed one says nothing about another.
     ("grpc.use_local_subchannel_pool", 1),
 )
+BULK_OPTIONS: tuple[tuple[str, int], ...] = (
+    *OPTIONS,
+    # What is on its way to this side: by default so little that a fast peer waits for every answer.
+    ("grpc.http2.lookahead_bytes", 2 * _MIB),
+)
 EXECUTE = "/pillion.v1.ToolHostService/Execute"
 ATTACH = "/pillion.v1.WorkerHostService/Attach"
 UPLOAD = "/pillion.v1.ArtifactService/Upload"
@@ -103,8 +108,15 @@ class Connection(Protocol):
         """
         ...
 
-    def open(self, method: str, *, wait_for_ready: bool, metadata: Metadata = ()) -> Transport:
-        """Opens a stream, with further metadata."""
+    def open(self, method: str, *, wait_for_ready: bool) -> Transport:
+        """Opens a stream."""
+        ...
+
+    def transfer(self, method: str, message: bytes | None, *, metadata: Metadata = ()) -> Transport:
+        """Opens a stream for bulk bytes: one that answers a request, or without it one that takes messages.
+
+        It has a connection beside that of the frames, which never wait behind it.
+        """
         ...
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
@@ -114,8 +126,8 @@ class Connection(Protocol):
         """
         ...
 
-    def subscribe(self, method: str, message: bytes, *, metadata: Metadata = ()) -> Transport:
-        """Opens a stream that answers one request, with further metadata."""
+    def subscribe(self, method: str, message: bytes) -> Transport:
+        """Opens a stream that answers one request."""
         ...
 
     async def close(self) -> None:
@@ -203,6 +215,7 @@ class GrpcConnection:
         self._security = security
         # Any: without serialisers, messages are bytes, which the stubs of grpc do not say.
         self._channel: Any = None
+        self._bulk: Any = None
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
 
@@ -214,20 +227,30 @@ class GrpcConnection:
         shown = await self._security.shown()
         if self._channel is None or (anew and shown.pem != self._shown.pem):
             await self.close()
-            options = (*OPTIONS, *self._security.options)
-            credentials = shown.credentials
-            self._channel = (
-                grpc.aio.insecure_channel(self._target, options=options)
-                if credentials is None
-                else grpc.aio.secure_channel(self._target, credentials, options=options)
-            )
             self._shown = shown
+            self._channel = self._opened(OPTIONS)
         self._metadata = shown.metadata
 
-    def open(self, method: str, *, wait_for_ready: bool, metadata: Metadata = ()) -> GrpcTransport:
+    def _opened(self, options: tuple[tuple[str, int], ...]) -> Any:
+        all_options = (*options, *self._security.options)
+        credentials = self._shown.credentials
+        if credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=all_options)
+        return grpc.aio.secure_channel(self._target, credentials, options=all_options)
+
+    def open(self, method: str, *, wait_for_ready: bool) -> GrpcTransport:
         """Opens a stream."""
         multi = self._channel.stream_stream(method)
-        return GrpcTransport(multi(metadata=self._metadata + metadata, wait_for_ready=wait_for_ready))
+        return GrpcTransport(multi(metadata=self._metadata, wait_for_ready=wait_for_ready))
+
+    def transfer(self, method: str, message: bytes | None, *, metadata: Metadata = ()) -> GrpcTransport:
+        """Opens a stream for bulk bytes."""
+        if self._bulk is None:
+            self._bulk = self._opened(BULK_OPTIONS)
+        shown = self._metadata + metadata
+        if message is None:
+            return GrpcTransport(self._bulk.stream_stream(method)(metadata=shown))
+        return GrpcTransport(self._bulk.unary_stream(method)(message, metadata=shown))
 
     async def request(self, method: str, message: bytes, timeout: float | None) -> bytes:
         """The answer to a request.
@@ -247,14 +270,16 @@ class GrpcConnection:
             raise
         return answer
 
-    def subscribe(self, method: str, message: bytes, *, metadata: Metadata = ()) -> GrpcTransport:
+    def subscribe(self, method: str, message: bytes) -> GrpcTransport:
         """Opens a stream that answers one request."""
-        return GrpcTransport(self._channel.unary_stream(method)(message, metadata=self._metadata + metadata))
+        return GrpcTransport(self._channel.unary_stream(method)(message, metadata=self._metadata))
 
     async def close(self) -> None:
         """Ends it, with all its streams."""
-        if self._channel is not None:
-            await self._channel.close()
+        bulk, self._bulk = self._bulk, None
+        for channel in (bulk, self._channel):
+            if channel is not None:
+                await channel.close()
 
 
 def ended(error: Any) -> StreamEnded:

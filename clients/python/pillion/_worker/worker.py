@@ -307,8 +307,8 @@ class Worker:
             raise _failures.Closed("The worker was closed.")
         shown = ((_INSTANCE_SECRET, self._secret),)
         if request is None:
-            return self._connection.open(UPLOAD, wait_for_ready=False, metadata=shown)
-        return self._connection.subscribe(DOWNLOAD, request.SerializeToString(), metadata=shown)
+            return self._connection.transfer(UPLOAD, None, metadata=shown)
+        return self._connection.transfer(DOWNLOAD, request.SerializeToString(), metadata=shown)
 
     def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
         """A cleanup was registered."""
