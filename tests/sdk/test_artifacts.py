@@ -398,3 +398,22 @@ async def test_a_download_that_is_left_leaves_nothing(caller: pillion.Host) -> N
             assert chunk
             break
     assert await artifacts.head(meta.reference) is not None, "the connection is as good as before"
+
+
+async def test_tools_that_call_tools_share_their_artifacts(caller: pillion.Host, start_worker: StartWorker) -> None:
+    @pillion.tool(wants={"data": "note"}, placement=pillion.Placement(over_bytes=10))
+    async def read(data: bytes) -> str:
+        return data.decode() * 2
+
+    @pillion.tool
+    async def echo(ctx: pillion.ToolContext) -> str:
+        note = await ctx.artifacts.put("hello, ", kind="note")
+        placed = await ctx.tools.call("read", {"data": note.reference})
+        found = await ctx.artifacts.get(placed.reference)
+        assert found is not None
+        assert found[0].parents == (note.reference,)
+        return str(found[1])
+
+    await start_worker(echo, read)
+    for place in ({}, {"session_id": "s"}):
+        assert await caller.call("echo", **place) == "hello, hello, "
