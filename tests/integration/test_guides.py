@@ -1,6 +1,7 @@
 """The programs and commands of the guides work as they are shown."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,18 +16,27 @@ from tests.support.scripts import lay_out, run_script
 WRITE, CALL = "docs/write-a-tool.md", "docs/call-a-tool.md"
 PYTHONPATH = f"{ROOT}:{ROOT / 'clients' / 'python'}"
 RESULT = [{"word": "to", "times": 2}, {"word": "be", "times": 2}]
-WORKERS = ("words", "patient", "careful")
+WORKERS = ("words", "patient", "careful", "tables")
 TOOLS = "".join(f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n' for name in WORKERS)
 REPORTS_AND_RESULT = [
     *("counted a", "counted b", "counted a"),
     "[{'word': 'a', 'times': 2}, {'word': 'b', 'times': 1}]",
 ]
 SAID = {
-    "call.py": ["['add_up', 'common_words', 'count_words', 'shorten', 'wait_for']", str(RESULT)],
+    "call.py": [
+        "['add_up', 'common_words', 'count_words', 'rows_of', 'shorten', 'sort_rows', 'wait_for']",
+        str(RESULT),
+    ],
     "watch.py": [*REPORTS_AND_RESULT, "CANCELLED", "CallTimedOut"],
     "many.py": ["500 [{'word': '7', 'times': 2}]"],
     "answers.py": ["The text has 4 words. How many are to stay?", "one two three"],
     "plain.py": ["55", *REPORTS_AND_RESULT],
+    "files.py": [
+        "words.csv text/csv 26",
+        "['word,times', 'be,2', 'or,1', 'to,2'] True",
+        "[{'word': 'be', 'times': '2'}, {'word': 'or', 'times': '1'}, {'word': 'to', 'times': '2'}]",
+        "None",
+    ],
     "keyed.py": ["waited", "waited"],
 }
 
@@ -152,9 +162,12 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     script = f'pillion() {{ deploy/pillion "$@"; }}\n{commands.text}'
     done = run_script(script, place, {"PILLION_ADDRESS": address})
     assert done.returncode == 20, done.stderr
-    listed = [line.split()[0] for line in done.stdout.splitlines()[:5]]
-    assert listed == ["add_up", "common_words", "count_words", "shorten", "wait_for"]
-    *_, called, piped = done.stdout.splitlines()
+    listed = [line.split()[0] for line in done.stdout.splitlines()[:7]]
+    assert listed == ["add_up", "common_words", "count_words", "rows_of", "shorten", "sort_rows", "wait_for"]
+    *_, called, piped, sorted_file = done.stdout.splitlines()
+    assert re.fullmatch(r'"art_[0-9A-Za-z]{22}"', sorted_file)
+    assert "sorted/sorted.csv: text/csv, 24 bytes" in done.stderr
+    assert (place / "sorted" / "sorted.csv").read_text().split() == ["word,times", "be,2", "to,2"]
     assert json.loads(called) == RESULT
     assert json.loads(piped) == [{"word": "a", "times": 2}, {"word": "b", "times": 1}]
     assert done.stderr.splitlines()[-1].startswith("TIMEOUT: ")

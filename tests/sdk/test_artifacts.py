@@ -415,5 +415,5 @@ async def test_tools_that_call_tools_share_their_artifacts(caller: pillion.Host,
         return str(found[1])
 
     await start_worker(echo, read)
-    for place in ({}, {"session_id": "s"}):
-        assert await caller.call("echo", **place) == "hello, hello, "
+    for session in (None, "s"):
+        assert await caller.call("echo", session_id=session) == "hello, hello, "
