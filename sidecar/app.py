@@ -123,6 +123,7 @@ class Sidecar:
                 ):
                     await self._listen(self._issuing)
                     tasks.start_soon(self._streams.run)
+                    tasks.start_soon(self._keeping.keep_tidy)
                     tasks.start_soon(self._tell_health)
                     self._supervisor.target = reachable(self.workers_at)
                     for launch in launches:

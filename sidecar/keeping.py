@@ -59,14 +59,17 @@ class Keeping:
         if self.store is None or self._tokens is None:
             yield
             return
-        async with self.store, anyio.create_task_group() as tasks:
-            tasks.start_soon(self.store.keep_tidy)
+        async with self.store:
             try:
                 yield
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._tokens.settled()
-                tasks.cancel_scope.cancel()
+
+    async def keep_tidy(self) -> None:
+        """Removes what has expired, until cancelled."""
+        if self.store is not None:
+            await self.store.keep_tidy()
 
     def for_callers(self, policy: Policy, principal_of: Callable[[Context], Principal]) -> grpc.GenericRpcHandler:
         """The service on the callers' listener."""

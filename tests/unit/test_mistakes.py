@@ -81,7 +81,7 @@ def test_no_file_is_needed() -> None:
         (
             "colour = 1\n",
             (
-                "1: colour is not a setting; here there are allow, audit, credential, credentials, limits, listen, "
+                "1: colour is not a setting; here there are allow, artifacts, audit, credential, credentials, limits, listen, "
                 "log, metrics, state_dir, tracing, worker."
             ),
         ),
