@@ -122,7 +122,9 @@ def test_every_mistake_is_named_at_once_each_with_its_line(tmp_path: Path) -> No
     for command in ("check", "serve"):
         done = pillion(command, "--config", str(config), environment={"PILLION__STATE_DIR": "5"})
         assert (done.returncode, done.stdout) == (2, "")
-        settings = "allow, audit, credential, credentials, limits, listen, log, metrics, state_dir, tracing, worker"
+        settings = (
+            "allow, artifacts, audit, credential, credentials, limits, listen, log, metrics, state_dir, tracing, worker"
+        )
         assert done.stderr.splitlines() == [
             f"{config}:1: colour is not a setting; here there are {settings}.",
             f"{config}:3: listen.caller is not a setting; did you mean callers?",

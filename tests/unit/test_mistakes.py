@@ -81,8 +81,8 @@ def test_no_file_is_needed() -> None:
         (
             "colour = 1\n",
             (
-                "1: colour is not a setting; here there are allow, artifacts, audit, credential, credentials, limits, listen, "
-                "log, metrics, state_dir, tracing, worker."
+                "1: colour is not a setting; here there are allow, artifacts, audit, credential, credentials, limits, "
+                "listen, log, metrics, state_dir, tracing, worker."
             ),
         ),
         ("\n# the state\nstat_dir = 'a'\n", "3: stat_dir is not a setting; did you mean state_dir?"),
