@@ -133,6 +133,7 @@ class ToolHost:
             maximum=PROTOCOL,
             limits=limits_message(self._wire_limits, self._pipeline.limits.in_flight_per_stream),
             instance_id=self._pipeline.ids.process,
+            features=("artifacts",) if self._pipeline.has_artifacts else (),
         )
         info.uptime.FromNanoseconds(int((self._pipeline.loop.time() - self._started_at) * 1e9))
         if principal.authenticated:

@@ -348,6 +348,9 @@ async def test_what_a_caller_does_wrong_is_told_in_the_same_classes(caller: pill
         await artifacts.put(some(b"x"), kind="k")
     with pytest.raises(ValueError, match="were to come"):
         await artifacts.put(some(LARGE), kind="k", size=len(LARGE) + 1)
+    for size in (0, 2):
+        with pytest.raises(ValueError, match="were to come"):
+            await artifacts.put(some(b"x"), kind="k", size=size)
     with pytest.raises(FileNotFoundError):
         await artifacts.put(tmp_path / "none", kind="k")
     with pytest.raises(errors.ArtifactMissing):
@@ -359,6 +362,7 @@ async def test_what_a_caller_does_wrong_is_told_in_the_same_classes(caller: pill
 
 
 async def test_scopes_are_apart(caller: pillion.Host) -> None:
+    assert "artifacts" in (await caller.info()).features
     ann = pillion.Identity(tenant="acme", principal="ann")
     places: list[dict[str, Any]] = [
         {},
@@ -377,7 +381,8 @@ async def test_scopes_are_apart(caller: pillion.Host) -> None:
 
 
 @pytest.mark.parametrize("keeps_artifacts", [False])
-async def test_without_a_store_a_caller_is_refused(caller: pillion.Host) -> None:
+async def test_without_a_store_a_caller_is_refused_and_told_beforehand(caller: pillion.Host) -> None:
+    assert "artifacts" not in (await caller.info()).features
     for ask in (
         caller.artifacts.put(b"x", kind="k"),
         caller.artifacts.put(LARGE, kind="k"),

@@ -468,7 +468,7 @@ type GetInfoResponse struct {
 	Maximum *ProtocolVersion `protobuf:"bytes,3,opt,name=maximum,proto3" json:"maximum,omitempty"`
 	// What callers may send. Always set.
 	Limits *Limits `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
-	// Features, by name. Empty: none.
+	// Features, by name: `artifacts` where there is an artifact store. Empty: none.
 	Features []string `protobuf:"bytes,5,rep,name=features,proto3" json:"features,omitempty"`
 	// The id of this sidecar process. Always set.
 	InstanceId string `protobuf:"bytes,6,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`

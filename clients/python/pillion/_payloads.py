@@ -36,8 +36,14 @@ class Payload(NamedTuple):
     source: Source
 
     async def content(self) -> bytes:
-        """All of it."""
-        return b"".join([chunk async for chunk in self.source.chunks(0)])
+        """All of it.
+
+        :raises ValueError: if there is more or less of it than was said.
+        """
+        content = b"".join([chunk async for chunk in self.source.chunks(0)])
+        if len(content) != self.size:
+            raise ValueError(f"There were {len(content):,} bytes, and {self.size:,} were to come.")
+        return content
 
 
 class _Bytes:

@@ -125,6 +125,7 @@ class Artifacts:
         :raises RequestRefused: as for every request.
         :raises JsonRefused: if the value has no JSON text of the same meaning.
         :raises OSError: if a file cannot be read.
+        :raises ValueError: if there are less bytes than `size` says.
         """
         payload = await payload_of(data, shape, size)
         name = Path(data).name if isinstance(data, os.PathLike) else None

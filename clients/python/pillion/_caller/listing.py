@@ -70,6 +70,7 @@ class HostInfo:
     newest_protocol: tuple[int, int]
     limits: HostLimits
     features: frozenset[str]
+    """What is not always there, and is here: `artifacts`."""
     caller_principal: str | None
     """Who the connection proves this caller to be; `None` if it proves nothing."""
     uptime: float

@@ -3486,7 +3486,7 @@ pub struct GetInfoResponse {
     /// What callers may send. Always set.
     #[prost(message, optional, tag="4")]
     pub limits: ::core::option::Option<Limits>,
-    /// Features, by name. Empty: none.
+    /// Features, by name: `artifacts` where there is an artifact store. Empty: none.
     #[prost(string, repeated, tag="5")]
     pub features: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The id of this sidecar process. Always set.

@@ -304,7 +304,7 @@ class GetInfoResponse(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Features, by name. Empty: none."""
+        """Features, by name: `artifacts` where there is an artifact store. Empty: none."""
 
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:

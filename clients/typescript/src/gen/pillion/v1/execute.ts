@@ -97,7 +97,7 @@ export interface GetInfoResponse {
   limits:
     | Limits
     | undefined;
-  /** Features, by name. Empty: none. */
+  /** Features, by name: `artifacts` where there is an artifact store. Empty: none. */
   features: string[];
   /** The id of this sidecar process. Always set. */
   instanceId: string;
