@@ -73,7 +73,8 @@ class Sidecar:
         self._catalogue = Catalogue(
             (grant_of(worker, settings) for worker in settings.worker), limits.workers, limits.calls, counters
         )
-        self._database = Database(settings.state_dir / "pillion.db")
+        artifacts = settings.state_dir / "artifacts"
+        self._database = Database(settings.state_dir / "pillion.db", records_of=artifacts)
         self._policy = policy_of(settings)
         store = SqliteIdempotencyStore(self._database)
         self._pipeline = Pipeline(
@@ -84,9 +85,7 @@ class Sidecar:
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
         )
-        self._artifacts = FileArtifactStore(
-            self._database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_expired
-        )
+        self._artifacts = FileArtifactStore(self._database, artifacts, limits.artifacts, told=self._count_expired)
         self._transfers = Transfers()
         self._redactor = Redactor()
         self._events = EventAudit()
