@@ -12,9 +12,7 @@ class StoreRefused(Exception):
 
 
 _OTHERWISE = "{path} cannot be read or written: look after its disk, or name another state_dir."
-_NOT_WRITTEN = (
-    "{path} cannot be written: make it and its directory writable for this user, or name another state_dir."
-)
+_NOT_WRITTEN = "{path} cannot be written: make it and its directory writable for this user, or name another state_dir."
 _FULL = "There is no room to write {path}: free some space on its disk."
 _IN_USE = "{path} is in use by another process: stop that one, or name another state_dir."
 _DAMAGED = "{path} is damaged: put a backup of its whole directory in place, or name another state_dir."

@@ -1,4 +1,4 @@
-"""A sidecar's database that is cut off in the middle of a commit: what was acknowledged is there, and nothing is half."""
+"""A database that is cut off in the middle of a commit: what was acknowledged is there, and nothing is half there."""
 
 import asyncio
 import json
@@ -45,6 +45,10 @@ async def crashed(root: Path, how: str) -> list[Path]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         timeout=_MOST_SECONDS,
     )
+    return directories_in(root)
+
+
+def directories_in(root: Path) -> list[Path]:
     return sorted(root.iterdir(), key=lambda path: int(path.name))
 
 

@@ -4,7 +4,7 @@ It keeps artifacts and records of requests, many at once, again and again, each 
 own, `DIRECTORY/<number>`, until one gets to its end. What each has begun and acknowledged is in the file `said` of its
 directory, a line each. HOW it is killed:
 
-- `statement`: by SIGKILL at the first thing that the database is asked to do, the next process at the second, and so on;
+- `statement`: by SIGKILL at the first thing that the database is asked to do, the next process at the second, and on;
 - `byte`: by the system, in that write which would take a file over a size that grows from process to process;
 - `opening`: likewise, while it makes its database.
 """
