@@ -132,6 +132,7 @@ class Sidecar:
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._artifacts.keep_tidy)
                     tasks.start_soon(self._tell_health)
+                    tasks.start_soon(listeners.callers.access.run, self._counters)
                     self._supervisor.target = reachable(self.workers_at)
                     for launch in launches:
                         self._supervisor.keep(launch)
@@ -249,9 +250,16 @@ class Sidecar:
             return Bulk(limits.artifacts.transfers, limits.wire.stall_after)
 
         tool_host = ToolHost(
-            self._callers, pipeline, catalogue, self._policy, issuing_.credentials, limits.wire, principal_of
+            self._callers,
+            pipeline,
+            catalogue,
+            self._policy,
+            issuing_.credentials,
+            limits.wire,
+            principal_of,
+            access.expiry_of,
         )
-        admin = Admin(pipeline, self.stop, principal_of, is_operator, self._events)
+        admin = Admin(pipeline, self.stop, principal_of, access.expiry_of, is_operator, self._events)
         try:
             self.callers_at, self.workers_at = await self._listeners.start(
                 tool_host.handler(),
