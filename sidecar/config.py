@@ -144,6 +144,9 @@ def _mistakes_across(settings: Settings) -> Iterator[tuple[Place, str]]:
     for number, name in enumerate(names):
         if name in names[:number]:
             yield ("worker", number, "name"), "is there twice"
+    tls = settings.listen.caller_tls
+    if tls is not None and tls.client_ca is None and settings.listen.caller_jwt is None:
+        yield ("listen", "caller_tls", "client_ca"), "is required where there is no [listen.caller_jwt]"
     callers = settings.listen.caller_tokens
     for number, rule in enumerate(settings.allow):
         kind, _, name = rule.principal.partition(":")

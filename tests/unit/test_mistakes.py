@@ -14,7 +14,7 @@ MODE = (
     'must be "0600", or "0660" for a group as well: to everybody else a socket stays closed; name a group with '
     "socket_group."
 )
-PRINCIPAL = "a principal is written token:NAME, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *."
+PRINCIPAL = "a principal is written token:NAME, jwt:ISSUER#SUB, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *."
 WORKER = '[[worker]]\nname = "main"\ntoken_file = "main.token"\n'
 
 
@@ -142,7 +142,7 @@ def test_no_file_is_needed() -> None:
         ("[listen.caller_tokens]\na = 1\n", "2: listen.caller_tokens.a must be a path in quotes."),
         (
             "[listen.caller_tls]\ncertificate = 'a'\nkey = 'b'\n",
-            "1: listen.caller_tls.client_ca is required and not there.",
+            "1: listen.caller_tls.client_ca is required where there is no [listen.caller_jwt].",
         ),
         ("[listen]\nsocket_mode = '0666'\n", f"2: listen.socket_mode {MODE}"),
         ("[listen]\nsocket_mode = 0o660\n", f"2: listen.socket_mode {MODE}"),

@@ -27,9 +27,65 @@ def is_missing() -> bool:
     return shutil.which("npm") is None
 
 
+RESOURCE = "https://pillion.example"
+"""Whom tokens are for that are signed ones."""
+
+
+class Provider:
+    """The provider, while its process runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.issuer = self._line()
+        """Its address."""
+
+    @property
+    def jwks_url(self) -> str:
+        """Where its public keys are."""
+        return f"{self.issuer}/jwks"
+
+    def rotate(self) -> None:
+        """Has it sign with new keys. Those before are still published."""
+        self._say("rotate")
+
+    def withdraw(self) -> None:
+        """Has it publish its newest keys alone."""
+        self._say("withdraw")
+
+    def kill(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+
+    def token(self, client: str = "by-form", scope: str = "read") -> str:
+        """A signed token of a client's own, with this scope; of `brief` one that lives for 4 s."""
+        form = {"grant_type": "client_credentials", "resource": RESOURCE, "scope": scope}
+        form |= {"client_id": client, "client_secret": CLIENT_SECRET}
+        with httpx2.Client(trust_env=False) as http:
+            token: str = http.post(f"{self.issuer}/token", data=form).raise_for_status().json()["access_token"]
+            return token
+
+    def _say(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        assert self._line() == command
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
 @contextmanager
 def provider() -> Iterator[str]:
     """Its address. It is installed if it is not, and runs inside the block."""
+    with running() as started:
+        yield started.issuer
+
+
+@contextmanager
+def running() -> Iterator[Provider]:
+    """The provider. It is installed if it is not, and runs inside the block."""
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     }
@@ -39,8 +95,7 @@ def provider() -> Iterator[str]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
+            yield Provider(process)
         finally:
             process.kill()
 
