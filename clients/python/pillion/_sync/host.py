@@ -19,7 +19,7 @@ from pillion._caller.questions import Handler, Question
 from pillion._facts import CancelReason, Identity, Secret
 from pillion._sync.transport import BlockingConnection
 from pillion._wire.channel import Connection
-from pillion._wire.security import Security, StrPath, Tls
+from pillion._wire.security import Security, StrPath, Tls, TokenSource
 
 Answer = TypeVar("Answer")
 
@@ -197,7 +197,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.conn
         self,
         target: str | grpc.Channel,
         *,
-        token: str | Secret | None = None,
+        token: str | Secret | TokenSource | None = None,
         token_file: StrPath | None = None,
         tls: Tls | None = None,
         can_answer: Mapping[str, PlainHandler] | None = None,

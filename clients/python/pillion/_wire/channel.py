@@ -1,6 +1,8 @@
 """How a stream or a request reaches the sidecar."""
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import anyio.lowlevel
@@ -31,6 +33,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 EXECUTE = "/pillion.v1.ToolHostService/Execute"
 ATTACH = "/pillion.v1.WorkerHostService/Attach"
+_EXPIRES_IN = "pillion-expires-in"
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -68,9 +71,26 @@ class Transport(Protocol):
         """Drops the stream."""
         ...
 
+    async def expires_in(self) -> float | None:
+        """In how many seconds from its opening the sidecar takes no new calls on it; `None`: it says nothing of that.
+
+        To be asked once a message was read.
+        """
+        ...
+
 
 class Connection(Protocol):
     """A way to a sidecar: opens streams and sends requests."""
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the token that is shown may be another one later."""
+        ...
+
+    @property
+    def shown(self) -> object:
+        """What stands for the token that is shown now: another token, another thing."""
+        ...
 
     async def prepare(self, *, anew: bool = False) -> None:
         """Looks again at what is shown of this side. To be awaited before anything else, and before each stream.
@@ -154,6 +174,13 @@ class GrpcTransport:
         self._dropped = True
         self._call.cancel()
 
+    async def expires_in(self) -> float | None:
+        """In how many seconds from its opening the sidecar takes no new calls on it, if it says so."""
+        try:
+            return seconds_in(await self._call.initial_metadata())
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            return None
+
     def _raise_if_dropped(self) -> None:
         """A stream that was dropped here reads as a cancellation, which is not one of the task that reads."""
         task = asyncio.current_task()
@@ -171,6 +198,16 @@ class GrpcConnection:
         self._channel: Any = None
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the token that is shown may be another one later."""
+        return self._security.renewable
+
+    @property
+    def shown(self) -> object:
+        """What stands for the token that is shown now."""
+        return self._metadata
 
     async def prepare(self, *, anew: bool = False) -> None:
         """Looks again at the token, and anew at the certificates.
@@ -222,6 +259,15 @@ class GrpcConnection:
         """Ends it, with all its streams."""
         if self._channel is not None:
             await self._channel.close()
+
+
+def seconds_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | None:
+    """What the metadata before the first message says of when a stream expires."""
+    for key, value in metadata or ():
+        if key == _EXPIRES_IN:
+            with suppress(ValueError):
+                return max(0.0, float(value))
+    return None
 
 
 def unanswered(code: grpc.StatusCode, details: str) -> ConnectionFailed:
