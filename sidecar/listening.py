@@ -85,7 +85,8 @@ def _by_jwt(section: Jwt) -> Access:
         raise ConfigRefused(
             "[listen.caller_jwt] needs PyJWT, which is not installed: pip install 'pillion-sidecar[jwt]'."
         )
-    from sidecar.doors.jwks import FileKeys, IssuerKeys, KeySource, KeysRefused, keys_in
+    from sidecar.doors.issuer_keys import IssuerKeys
+    from sidecar.doors.jwks import FileKeys, KeySource, KeysRefused, keys_in
     from sidecar.doors.jwt import JwtAccess, TokenRules
 
     source: KeySource

@@ -11,7 +11,7 @@ import jwt
 from jwt.exceptions import InvalidSubjectError
 
 from sidecar.doors.access import Access, Context, TurnedAway, bearer_of
-from sidecar.doors.jwks import LEAST_SECONDS, Keys, KeySource
+from sidecar.doors.jwks import Keys, KeySource
 from sidecar.scope import Principal
 from sidecar.telemetry import Counters
 
@@ -83,7 +83,7 @@ class JwtAccess(Access):
         if not await self._source.look_again():
             return TurnedAway(
                 "The key of the token is not known, and its issuer cannot be asked for newer ones just now; try again "
-                f"in {LEAST_SECONDS:g} s.",
+                "in some seconds.",
                 grpc.StatusCode.UNAVAILABLE,
             )
         try:
