@@ -6,6 +6,9 @@ import random
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
+
+import anyio
 
 from sidecar.credentials.http import Http
 from sidecar.credentials.port import CredentialFailed
@@ -70,26 +73,32 @@ class IssuerKeys:
 
     async def run(self, counters: Counters) -> None:
         """Asks the issuer for its keys, again and again."""
-        loop = asyncio.get_running_loop()
-        first, longest = _BACKOFF
-        pause = first
+        http = Http(ca_file=self._ca_file)
         try:
-            async with Http(ca_file=self._ca_file) as http:
-                while True:
-                    self._asked_at = loop.time()
-                    self._is_asking = True
-                    is_answered = await self._ask(http, counters)
-                    self._is_asking = False
-                    self._tell(is_answered=is_answered)
-                    self._wanted.clear()
-                    pause = first if is_answered else min(2 * pause, longest)
-                    wait = self._refresh if is_answered else pause
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(wait * random.uniform(1 - _JITTER, 1)):  # noqa: S311  # not a secret
-                            await self._wanted.wait()
+            await self._keep_asking(http, counters)
         finally:
             self._is_asking = False
             self._tell(is_answered=False)
+            # A scope that is cancelled lets nothing more be awaited in it.
+            with anyio.CancelScope(shield=True):
+                await http.aclose()
+
+    async def _keep_asking(self, http: Http, counters: Counters) -> NoReturn:
+        loop = asyncio.get_running_loop()
+        first, longest = _BACKOFF
+        pause = first
+        while True:
+            self._asked_at = loop.time()
+            self._is_asking = True
+            is_answered = await self._ask(http, counters)
+            self._is_asking = False
+            self._tell(is_answered=is_answered)
+            self._wanted.clear()
+            pause = first if is_answered else min(2 * pause, longest)
+            wait = self._refresh if is_answered else pause
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait * random.uniform(1 - _JITTER, 1)):  # noqa: S311  # not a secret
+                    await self._wanted.wait()
 
     async def _ask(self, http: Http, counters: Counters) -> bool:
         try:

@@ -22,9 +22,12 @@ _FORM = re.compile(r"<form[^>]*action=\"([^\"]+)\"(.*?)</form>", re.DOTALL)
 _HIDDEN = re.compile(r"<input[^>]*type=\"hidden\"[^>]*name=\"([^\"]+)\"[^>]*value=\"([^\"]*)\"")
 
 
-def is_missing() -> bool:
-    """Whether this machine lacks what it runs on."""
-    return shutil.which("npm") is None
+def needed() -> None:
+    """Skips a test where this machine lacks what it runs on. CI has that."""
+    if shutil.which("npm") is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI has no npm")
+        pytest.skip("there is no npm on PATH")
 
 
 RESOURCE = "https://pillion.example"
@@ -79,12 +82,12 @@ class Provider:
 @contextmanager
 def provider() -> Iterator[str]:
     """Its address. It is installed if it is not, and runs inside the block."""
-    with running() as started:
-        yield started.issuer
+    with started() as one:
+        yield one.issuer
 
 
 @contextmanager
-def running() -> Iterator[Provider]:
+def started() -> Iterator[Provider]:
     """The provider. It is installed if it is not, and runs inside the block."""
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
@@ -102,10 +105,7 @@ def running() -> Iterator[Provider]:
 
 def running() -> Iterator[str]:
     """For fixtures: the address of a provider. Where it cannot run a test is skipped, but for in CI."""
-    if is_missing():
-        if os.environ.get("CI"):
-            pytest.fail("CI has no npm")
-        pytest.skip("there is no npm on PATH")
+    needed()
     with provider() as issuer:
         yield issuer
 
