@@ -32,7 +32,7 @@ class Jwt(BaseModel):
     """Where the issuer has its public keys."""
     jwks_file: Path | None = None
     """Or the file that they are in."""
-    algorithms: tuple[Algorithm, ...] = Field(default=("RS256", "PS256", "ES256", "EdDSA"), min_length=1)
+    algorithms: tuple[Algorithm, ...] = ("RS256", "PS256", "ES256", "EdDSA")
     """The ways to sign that are taken."""
     ca_file: Path | None = None
     """The authorities that the issuer's address is known by. None: the system's."""
@@ -47,6 +47,13 @@ class Jwt(BaseModel):
         if not _ISSUER.fullmatch(text):
             raise ValueError("must be the iss of its tokens, such as https://id.example, without blanks, # and *")
         return text
+
+    @field_validator("algorithms")
+    @classmethod
+    def _are_some(cls, names: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
+        if not names:
+            raise ValueError("must not be empty")
+        return names
 
     @model_validator(mode="after")
     def _has_keys(self) -> Self:

@@ -100,7 +100,7 @@ def _by_jwt(section: Jwt) -> Access:
             ) from None
     else:
         if section.ca_file is not None and not _has_certificate(
-            trusted_bytes(section.ca_file, "The file of authorities")
+            trusted_bytes(section.ca_file, "The file of listen.caller_jwt.ca_file")
         ):
             raise ConfigRefused(f"listen.caller_jwt.ca_file, {section.ca_file}, holds no certificate in PEM; name one.")
         source = IssuerKeys(

@@ -115,7 +115,7 @@ class IssuerKeys:
         if keys != self.keys:
             # Only then: who has checked a token by those before need not check it again.
             self.keys = keys
-            _log.info("the issuer of tokens has %d keys that can be used", len(keys))
+            _log.info("the issuer of tokens has other keys than before, %d that can be used", len(keys))
         return True
 
     async def _fetched(self, http: Http) -> Keys:

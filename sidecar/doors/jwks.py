@@ -33,7 +33,7 @@ class Keys:
         self._written = written
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len({key_id for key_id, _ in self._keys})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Keys) and other._written == self._written

@@ -74,6 +74,7 @@ class Link:
         except TimeoutError:
             raise _failures.ConnectionFailed(
                 f"The sidecar did not answer within {timeout:g} s: is it running, and is this its callers' listener?"
+                f"{self._refusal and f' The last try ended{self._refusal}'}"
             ) from None
 
     @property
