@@ -17,8 +17,8 @@ import pillion.sync
 from pillion import errors
 from sidecar._gen.pillion.v1.execute_pb2 import ListToolsRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.integration.issued import EXPIRED, by_file, publish, takes
 from tests.integration.listening import TOKENS, Listening, Place, until
-from tests.integration.test_jwt import EXPIRED, by_file, publish
 from tests.support import attach, on_unix, tool, tools_changed
 from tests.support.issuers import Issuer
 from tests.support.links import EXECUTE, GrpcLink, bearing, channel_to
@@ -125,11 +125,7 @@ async def test_who_watches_tools_is_told_of_none_once_its_token_has_expired(host
 
 
 async def refuses(host: Listening, token: str) -> bool:
-    try:
-        await host.who_am_i(token)
-    except grpc.aio.AioRpcError:
-        return True
-    return False
+    return not await takes(host, token)
 
 
 # --- the SDK

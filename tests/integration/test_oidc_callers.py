@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import grpc
-import grpc.aio
 import httpx2
 import jwt
 import pytest
@@ -17,8 +15,8 @@ import pytest
 import pillion
 from pillion import errors
 from sidecar.doors import issuer_keys
+from tests.integration.issued import NO_KEY, NO_TOKEN, UNAUTHENTICATED, UNAVAILABLE, takes
 from tests.integration.listening import Listening, Place, until
-from tests.integration.test_jwt import NO_KEY, NO_TOKEN
 from tests.integration.test_reaching import pillion_does
 from tests.support import attach, on_unix, tool
 from tests.support.certificates import Shown
@@ -28,7 +26,6 @@ from tests.support.oidc import CLIENT_SECRET, RESOURCE, Provider, authorize, nee
 pytestmark = on_unix
 
 REDIRECT = "http://127.0.0.1:8123/callback"
-UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.fixture
@@ -59,14 +56,6 @@ async def host(place: Place, provider: Provider, monkeypatch: pytest.MonkeyPatch
 def believed(place: Place) -> Shown:
     """What its callers believe. They show no certificate."""
     return Shown(place.authority.ca, None)
-
-
-async def is_taken(host: Listening, token: str, shown: Shown) -> bool:
-    try:
-        await host.who_am_i(token, shown)
-    except grpc.aio.AioRpcError:
-        return False
-    return True
 
 
 async def token_of(provider: Provider, client: str = "by-form", scope: str = "read") -> str:
@@ -165,7 +154,7 @@ async def test_the_sdk_and_commands_show_tokens_of_the_provider(
             """Meanwhile and then the stream takes calls: there is no such tool for them, and that is all."""
             with pytest.raises(errors.UnknownTool):
                 await connected.call("nothing")
-            return not await is_taken(host, first, believed)
+            return not await takes(host, first, believed)
 
         await until(has_expired)
         with pytest.raises(errors.UnknownTool):

@@ -191,8 +191,8 @@ async def test_settings_with_tokens_of_an_issuer_are_checked(place: Place) -> No
             listen + 'jwks_file = "jwks.json"\n' + tls,
             2,
             (
-                f"listen.caller_jwt.jwks_file, {place.directory}/jwks.json, cannot be used: it has no public key of 2,048 "
-                "bits or more for ES256, EdDSA, PS256, RS256.\n"
+                f"listen.caller_jwt.jwks_file, {place.directory}/jwks.json, cannot be used: it has no public key of "
+                "2,048 bits or more for ES256, EdDSA, PS256, RS256.\n"
             ),
         ),
     ):

@@ -21,8 +21,9 @@ _TICK = 0.1
 _CLOSING = 2.0
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _HOPELESS = frozenset((_UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED))
-_EARLY_SHARE, _EARLY_SECONDS = 0.2, 60.0
-"""How long before a token expires another one is asked for: a share of its time, and no more than that."""
+_SHARE = 0.2
+_EARLY = (5.0, 60.0)
+"""How long before its token expires a stream is renewed: a share of its time, and from this to that many seconds."""
 _ASK_AGAIN = 5.0
 
 
@@ -157,7 +158,9 @@ class Link:
         if expires_in is None:
             return False
         expires_at = self.loop.time() + expires_in
-        wait = expires_in - min(expires_in * _EARLY_SHARE, _EARLY_SECONDS)
+        least, most = _EARLY
+        # Half of its time at the most, where it has little.
+        wait = expires_in - min(max(expires_in * _SHARE, least), most, expires_in / 2)
         while True:
             await asyncio.wait((running,), timeout=wait)
             if running.done():
@@ -165,7 +168,7 @@ class Link:
             await self._connection.prepare()
             if self._connection.shown != shown:
                 return True
-            wait = min(max((expires_at - self.loop.time()) * _EARLY_SHARE, _TICK), _ASK_AGAIN)
+            wait = min(max((expires_at - self.loop.time()) * _SHARE, _TICK), _ASK_AGAIN)
 
     async def _run(self, stream: CallStream) -> StreamEnded:
         try:

@@ -74,8 +74,7 @@ class CallStream:
     def retire(self) -> None:
         """Takes no more calls, and ends the stream once there is none."""
         self.is_retired = True
-        if not self.calls:
-            self._stream.finish()
+        self._end_if_over()
 
     @property
     def has_room(self) -> bool:
@@ -117,13 +116,12 @@ class CallStream:
 
     def forget(self, call: Call) -> None:
         """Waits for a call of this stream no longer."""
-        self._pop(call.id)
+        self.calls.pop(call.id, None)
+        self._end_if_over()
 
-    def _pop(self, number: int) -> Call | None:
-        call = self.calls.pop(number, None)
+    def _end_if_over(self) -> None:
         if self.is_retired and not self.calls:
             self._stream.finish()
-        return call
 
     # --- frames
 
@@ -138,15 +136,17 @@ class CallStream:
             call.reported(frame)
 
     def _outcome(self, frame: Frame) -> None:
-        call = self._pop(frame.call)
+        call = self.calls.pop(frame.call, None)
         if call is not None:
             call.decided(frame)
+            self._end_if_over()
             self._on_room()
 
     def _superseded(self, frame: Frame) -> None:
-        call = self._pop(frame.call)
+        call = self.calls.pop(frame.call, None)
         if call is not None:
             call.end(_failures.CallCancelled("Another follower took the call over."))
+            self._end_if_over()
 
     def _asked(self, frame: Frame) -> None:
         self._questions.ask(frame, self._stream)
