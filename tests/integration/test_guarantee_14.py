@@ -1,6 +1,7 @@
 """Guarantee 14: settings with which somebody could call who should not refuse to start, and say what would do."""
 
 import asyncio
+import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
@@ -10,6 +11,7 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from jwt.algorithms import ECAlgorithm as Algorithm
 
 from sidecar.config import ConfigRefused, Settings
 from sidecar.serving import serve
@@ -18,7 +20,7 @@ from tests.integration.listening import Place as Listeners
 from tests.support import on_unix
 from tests.support.certificates import Authority, Shown
 from tests.support.documents import ROOT
-from tests.support.issuers import Issuer
+from tests.support.issuers import Issuer, private_key
 
 PATIENCE = 20.0
 TOO_LONG = "unix:/" + "x" * 108
@@ -145,6 +147,12 @@ def without_authority(place: Place, **rest: object) -> Settings:
     return place.settings({"callers": EVERYWHERE, "caller_tls": tls} | rest)
 
 
+def private_key_of_an_issuer(place: Place) -> Settings:
+    """With which whoever reads the file could make tokens."""
+    key = Algorithm.to_jwk(private_key("ES256"), as_dict=True)
+    return place.with_keys(json.dumps({"keys": [{**key, "kid": "one", "key_ops": ["verify"]}]}))
+
+
 def keys_that_others_write(place: Place) -> Settings:
     jwt = place.jwt()
     (place.directory / "jwks.json").chmod(0o666)
@@ -263,6 +271,7 @@ UNSAFE: dict[str, tuple[Make, str]] = {
         lambda place: place.with_keys('{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}'),
         "cannot be used: it has no public key of 2,048 bits or more for ES256, EdDSA, PS256, RS256.",
     ),
+    "a private key of an issuer": (private_key_of_an_issuer, "it has no public key of 2,048 bits or more"),
     "no authority of an issuer": (
         lambda place: place.with_jwt(jwks_file=None, jwks_url="https://id.example/jwks", ca_file=place.state / "none"),
         "The file of listen.caller_jwt.ca_file",
