@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.integration.issued import (
 )
 from tests.integration.listening import Listening, Place, until
 from tests.support import attach, on_unix
+from tests.support.certificates import Authority
 from tests.support.http_stand_in import Answered, HttpStandIn
 from tests.support.issuers import AUDIENCE, ISSUER, Issuer
 
@@ -183,6 +185,21 @@ async def test_answers_that_are_of_no_use_leave_the_keys_that_are_known(by_url: 
     issuer.add("two")
     await until(lambda: takes(by_url, issuer.token("two")))
     assert not by_url.count("internal_errors")
+
+
+@on_unix
+async def test_an_issuer_is_known_by_the_authorities_that_are_named(place: Place, issuer: Issuer) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*place.server)
+    strangers = Authority(place.directory, "strangers")
+    async with HttpStandIn(issuer.serve, context) as serving:
+        for authorities, is_believed in ((place.authority.ca, True), (strangers.ca, False)):
+            host = Listening(place.by_jwt(jwt=at(serving, issuer, ca_file=authorities)))
+            await host.open()
+            assert await takes(host, issuer.token()) is is_believed
+            assert bool(host.count("issuer_key_failures")) is not is_believed
+            await host.aclose()
+    assert issuer.asked == 1
 
 
 @on_unix
