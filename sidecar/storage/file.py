@@ -34,7 +34,9 @@ def make(path: Path, records_of: Path | None = None) -> None:
     :raises OSError: if it can be neither made nor opened to be written.
     """
     is_new = not path.exists()
-    if is_new:
+    if is_new or (path.is_file() and not path.stat().st_size):
+        if _has(path, _COMMITTED):
+            raise refusal(sqlite3.SQLITE_CORRUPT, path)
         _refuse_lost(path, records_of)
     # SQLite would let others read it; the files that it makes beside it get their mode from it.
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, _PRIVATE)
@@ -43,13 +45,10 @@ def make(path: Path, records_of: Path | None = None) -> None:
         head = os.read(descriptor, _HEADER_BYTES) if stat.S_ISREG(state.st_mode) else b"-"
     finally:
         os.close(descriptor)
-    if not head:
-        if _has(path, _COMMITTED):
-            raise refusal(sqlite3.SQLITE_CORRUPT, path)
-        _refuse_lost(path, records_of)
-    elif not head.startswith(_MAGIC):
+    if head and not head.startswith(_MAGIC):
         raise refusal(sqlite3.SQLITE_NOTADB, path)
-    elif not _has(path, _COMMITTED, _UNDONE) and (len(head) < _HEADER_BYTES or state.st_size % _page_size(head)):
+    is_cut = 0 < len(head) < _HEADER_BYTES or state.st_size % _page_size(head)
+    if is_cut and not _has(path, _COMMITTED, _UNDONE):
         # A crash may leave a part of a page, and then what the page is to be is in a log beside it.
         raise refusal(sqlite3.SQLITE_CORRUPT, path)
     if is_new:

@@ -187,6 +187,7 @@ CASES: dict[str, tuple[str, Spoil, str]] = {
     "cut by a byte": ("closed", cut(-1), _DAMAGED),
     "pages that were written over": ("closed", overwritten(3 * _PAGE, b"\xff" * 5 * _PAGE), _DAMAGED),
     "nothing, beside its log": ("killed", cut(0), _DAMAGED),
+    "no file, beside its log": ("killed", lambda database: database.unlink(), _DAMAGED),
     "cut, beside its log": ("killed", cut(_PAGE), _DAMAGED),
     "any bytes beside its log": ("killed", holding(_noise(10 * _PAGE)), _NO_DATABASE),
     "any bytes behind the right beginning, beside its log": (
