@@ -15,6 +15,7 @@ import pytest
 import pillion
 import pillion.sync
 from pillion import errors
+from sidecar._gen.pillion.v1.admin_pb2 import WatchCallsRequest
 from sidecar._gen.pillion.v1.execute_pb2 import ListToolsRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from tests.integration.issued import EXPIRED, by_file, publish, takes
@@ -122,6 +123,31 @@ async def test_who_watches_tools_is_told_of_none_once_its_token_has_expired(host
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await watching.read()
         assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAUTHENTICATED, OVER)
+
+
+async def test_an_operator_who_looks_on_is_told_of_nothing_once_its_token_has_expired(
+    place: Place, issuer: Issuer
+) -> None:
+    operators = [f"jwt:{issuer.name}#ann"]
+    host = Listening(place.by_jwt(jwt=by_file(place, issuer, leeway=0), operators=operators))
+    await host.open()
+    worker, caller = await attach(host), await host.caller(issuer.token(sub="bob"))
+    token = brief(issuer)
+    async with channel_to(host.target) as channel:
+        watch: Any = channel.unary_stream("/pillion.v1.AdminService/WatchCalls", WatchCallsRequest.SerializeToString)
+        watching = watch(WatchCallsRequest(), metadata=bearing(token))
+        await watching.initial_metadata()
+        for value in ("before", "after"):
+            call = await caller.start()
+            await worker.result((await worker.next_invoke()).call, value)
+            await caller.outcome(call)
+            if value == "before":
+                await anext(aiter(watching))
+                await until(lambda: refuses(host, token))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            _ = [news async for news in watching]
+        assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.UNAUTHENTICATED, OVER)
+    await host.aclose()
 
 
 async def refuses(host: Listening, token: str) -> bool:
