@@ -22,7 +22,7 @@ from sidecar.doors.listeners import NOT_SERVING, SERVING, Listeners
 from sidecar.doors.tool_host import ToolHost
 from sidecar.doors.worker_host import worker_host_handler
 from sidecar.issuing import Issuing, credential_grants, issuing
-from sidecar.keeping import Keeping
+from sidecar.keeping import Keeping, artifacts_in
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
 from sidecar.places import private_places
@@ -68,7 +68,7 @@ class Sidecar:
         self._catalogue = Catalogue(
             (grant_of(worker, settings) for worker in settings.worker), limits.workers, limits.calls, counters
         )
-        self._database = Database(settings.state_dir / "pillion.db")
+        self._database = Database(settings.state_dir / "pillion.db", records_of=artifacts_in(settings))
         self._policy = policy_of(settings)
         store = SqliteIdempotencyStore(self._database)
         self._pipeline = Pipeline(
@@ -125,6 +125,7 @@ class Sidecar:
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._keeping.keep_tidy)
                     tasks.start_soon(self._tell_health)
+                    tasks.start_soon(listeners.callers.access.run, self._counters)
                     self._supervisor.target = reachable(self.workers_at)
                     for launch in launches:
                         self._supervisor.keep(launch)
@@ -239,9 +240,16 @@ class Sidecar:
 
         wire_limits = self.settings.limits.wire
         tool_host = ToolHost(
-            self._callers, pipeline, catalogue, self._policy, issuing_.credentials, wire_limits, principal_of
+            self._callers,
+            pipeline,
+            catalogue,
+            self._policy,
+            issuing_.credentials,
+            wire_limits,
+            principal_of,
+            access.expiry_of,
         )
-        admin = Admin(pipeline, self.stop, principal_of, is_operator, self._events)
+        admin = Admin(pipeline, self.stop, principal_of, access.expiry_of, is_operator, self._events)
         try:
             self.callers_at, self.workers_at = await self._listeners.start(
                 tool_host.handler(),

@@ -10,14 +10,17 @@ from pydantic import ConfigDict, ValidationError
 
 from sidecar.credentials.settings import CredentialSettings, anchor
 from sidecar.doors.address import UNIX
+from sidecar.jwt_section import Jwt
 from sidecar.mistakes import Lines, Mistake, Place, mistakes_of
-from sidecar.sections import Allow, Artifacts, Audit, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
+from sidecar.sections import Allow, Artifacts, Audit, CallerTls, Limits, Listen, Log, Metrics, Tls, Tracing, Worker
 
 __all__ = (
     "Allow",
     "Artifacts",
     "Audit",
+    "CallerTls",
     "ConfigRefused",
+    "Jwt",
     "Layer",
     "Limits",
     "Listen",
@@ -33,7 +36,12 @@ __all__ = (
 
 _VARIABLE = "PILLION__"
 _PATHS = ("state_dir", "token_file", "directory", "key_file", "head_file")
-_TLS = ("caller_tls", "worker_tls")
+_FILES = {
+    "caller_jwt": ("jwks_file", "ca_file"),
+    "caller_tls": ("certificate", "key", "client_ca"),
+    "worker_tls": ("certificate", "key", "client_ca"),
+}
+"""The paths in the tables of [listen]."""
 
 
 class ConfigRefused(ValueError):
@@ -138,6 +146,9 @@ def _mistakes_across(settings: Settings) -> Iterator[tuple[Place, str]]:
     for number, name in enumerate(names):
         if name in names[:number]:
             yield ("worker", number, "name"), "is there twice"
+    tls = settings.listen.caller_tls
+    if tls is not None and tls.client_ca is None and settings.listen.caller_jwt is None:
+        yield ("listen", "caller_tls", "client_ca"), "is required where there is no [listen.caller_jwt]"
     callers = settings.listen.caller_tokens
     for number, rule in enumerate(settings.allow):
         kind, _, name = rule.principal.partition(":")
@@ -145,6 +156,12 @@ def _mistakes_across(settings: Settings) -> Iterator[tuple[Place, str]]:
             close = difflib.get_close_matches(name, callers, n=1)
             known = f"did you mean token:{close[0]}?" if close else "name its token file in listen.caller_tokens"
             yield ("allow", number, "principal"), f"is no caller with a token; {known}"
+        if kind == "jwt":
+            jwt = settings.listen.caller_jwt
+            if jwt is None:
+                yield ("allow", number, "principal"), "is of an issuer of tokens; name it in [listen.caller_jwt]"
+            elif name != "*" and name.partition("#")[0] != jwt.issuer:
+                yield ("allow", number, "principal"), f"is of another issuer; here it is jwt:{jwt.issuer}#SUB"
 
 
 def default_state_dir(environment: Mapping[str, str]) -> Path:
@@ -213,6 +230,8 @@ def _anchor(values: dict[str, Any], directory: Path) -> None:
             place = listen.get(key)
             if isinstance(place, str) and place.startswith(UNIX):
                 listen[key] = f"{UNIX}{directory / place.removeprefix(UNIX)}"
-        for files in (listen.get("caller_tokens"), *map(listen.get, _TLS)):
+        for section in ("caller_tokens", *_FILES):
+            files = listen.get(section)
             if isinstance(files, dict):
-                files |= {key: str(directory / file) for key, file in files.items() if isinstance(file, str)}
+                keys = _FILES.get(section, files)
+                files |= {key: str(directory / file) for key in keys if isinstance(file := files.get(key), str)}

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import anyio
 import grpc
@@ -27,6 +28,11 @@ from sidecar.telemetry import Counters
 _SERVICE = artifacts_pb2.DESCRIPTOR.services_by_name["ArtifactService"]
 
 
+def artifacts_in(settings: Settings) -> Path:
+    """The directory of the artifacts."""
+    return settings.state_dir / "artifacts"
+
+
 class Keeping:
     """The parts of one sidecar that keep artifacts; where the settings want none, what refuses everything."""
 
@@ -40,7 +46,7 @@ class Keeping:
             return
         limits = settings.limits
         self.store = store = FileArtifactStore(
-            database, settings.state_dir / "artifacts", limits.artifacts, told=self._count_removed
+            database, artifacts_in(settings), limits.artifacts, told=self._count_removed
         )
         self._tokens = provide(
             pipeline,

@@ -4,16 +4,17 @@ import grp
 import os
 import ssl
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from sidecar.config import ConfigRefused, Listen, Settings, Tls
-from sidecar.doors.access import CertificateAccess, InsecureAccess, LocalAccess, TokenAccess
+from sidecar.config import CallerTls, ConfigRefused, Jwt, Listen, Settings, Tls
+from sidecar.doors.access import Access, CertificateAccess, InsecureAccess, LocalAccess, TokenAccess
 from sidecar.doors.address import UNIX, Address, is_loopback
 from sidecar.doors.certificates import Certificates, Pem
 from sidecar.doors.listeners import Listener
 from sidecar.policy import Rule, StaticPolicy
-from sidecar.private_files import private_bytes, tokens_in
+from sidecar.private_files import private_bytes, tokens_in, trusted_bytes
 from sidecar.scope import local_principal
 
 # The kernel's limit is 108 with the zero that ends it.
@@ -21,6 +22,8 @@ _PATH_BYTES = 107
 _LAST_PORT = 65_535
 _FOR_GROUP = 0o660
 _TRIES = 3
+_OF_JWT = ("jwt", "cryptography", "httpx2")
+"""The packages that tokens of an issuer need."""
 
 
 def callers_listener(settings: Settings) -> Listener:
@@ -31,18 +34,25 @@ def callers_listener(settings: Settings) -> Listener:
     listen = settings.listen
     place = settings.callers
     if place.startswith(UNIX):
-        for name in ("caller_tokens", "caller_tls", "operators", "reflection"):
+        for name in ("caller_tokens", "caller_jwt", "caller_tls", "operators", "reflection"):
             if getattr(listen, name):
                 raise ConfigRefused(
                     f"listen.{name} is for TCP, and callers connect by {place}; leave it away, or name an address such "
                     "as 127.0.0.1:7443 as listen.callers."
                 )
         return Listener(_socket(place, listen, listen.socket_group), LocalAccess())
-    host = _host_of(place)
-    ways = [name for name in ("caller_tokens", "caller_tls", "insecure") if getattr(listen, name)]
-    if not is_loopback(host) and listen.caller_tls is None:
+    return _by_tcp(place, listen)
+
+
+def _by_tcp(place: str, listen: Listen) -> Listener:
+    host, jwt, tls = _host_of(place), listen.caller_jwt, listen.caller_tls
+    # Beside the tokens of an issuer certificates prove the listener alone, or callers once more.
+    known_by = ("caller_tokens", "caller_tls" if jwt is None else "caller_jwt", "insecure")
+    ways = [name for name in known_by if getattr(listen, name)]
+    if not is_loopback(host) and tls is None:
+        danger = "anyone could connect" if jwt is None else "tokens could be read on their way"
         raise ConfigRefused(
-            f"{place} is not on loopback, where anyone could connect: give it certificates by [listen.caller_tls], or "
+            f"{place} is not on loopback, where {danger}: give it certificates by [listen.caller_tls], or "
             "use 127.0.0.1 or a unix socket."
         )
     if not ways:
@@ -53,13 +63,50 @@ def callers_listener(settings: Settings) -> Listener:
         )
     if len(ways) > 1:
         raise ConfigRefused(f"Callers by TCP are known in one way, and there are {' and '.join(ways)}; keep one.")
+    if tls is not None and tls.client_ca is None and jwt is None:
+        raise ConfigRefused(
+            "Nothing says who callers are: name the authorities of their certificates as listen.caller_tls.client_ca, "
+            "or the issuer of their tokens in [listen.caller_jwt]."
+        )
     address = Address(place, None)
-    if listen.caller_tls is not None:
-        pem = _pem(listen.caller_tls, "listen.caller_tls")
-        return Listener(address, CertificateAccess(), Certificates(pem))
+    certificates = Certificates(_pem(tls, "listen.caller_tls")) if tls is not None else None
+    if jwt is not None:
+        return Listener(address, _by_jwt(jwt), certificates)
+    if certificates is not None:
+        return Listener(address, CertificateAccess(), certificates)
     if listen.caller_tokens:
         return Listener(address, TokenAccess(_tokens(listen)))
     return Listener(address, InsecureAccess())
+
+
+def _by_jwt(section: Jwt) -> Access:
+    """How tokens of an issuer are checked. What that needs is imported only where there are some."""
+    if not all(map(find_spec, _OF_JWT)):
+        raise ConfigRefused(
+            "[listen.caller_jwt] needs PyJWT, which is not installed: pip install 'pillion-sidecar[jwt]'."
+        )
+    from sidecar.doors.issuer_keys import IssuerKeys
+    from sidecar.doors.jwks import FileKeys, KeySource, KeysRefused, keys_in
+    from sidecar.doors.jwt import JwtAccess, TokenRules
+
+    source: KeySource
+    if section.jwks_file is not None:
+        document = trusted_bytes(section.jwks_file, "The file of listen.caller_jwt.jwks_file")
+        try:
+            source = FileKeys(keys_in(document, section.algorithms))
+        except KeysRefused as refused:
+            raise ConfigRefused(
+                f"listen.caller_jwt.jwks_file, {section.jwks_file}, cannot be used: {refused}."
+            ) from None
+    else:
+        if section.ca_file is not None and not _has_certificate(
+            trusted_bytes(section.ca_file, "The file of listen.caller_jwt.ca_file")
+        ):
+            raise ConfigRefused(f"listen.caller_jwt.ca_file, {section.ca_file}, holds no certificate in PEM; name one.")
+        source = IssuerKeys(
+            section.jwks_url or "", section.algorithms, ca_file=section.ca_file, refresh=section.refresh
+        )
+    return JwtAccess(TokenRules(section.issuer, section.audience, section.algorithms, section.leeway), source)
 
 
 def workers_listener(settings: Settings) -> Listener:
@@ -106,7 +153,8 @@ def fixed_parts(listen: Listen) -> object:
     return listen.model_copy(
         update={
             "caller_tokens": bool(listen.caller_tokens),
-            "caller_tls": listen.caller_tls is not None,
+            "caller_jwt": listen.caller_jwt is not None,
+            "caller_tls": (listen.caller_tls is not None, getattr(listen.caller_tls, "client_ca", None) is not None),
             "worker_tls": listen.worker_tls is not None,
             "operators": None,
         }
@@ -117,9 +165,9 @@ def files_read(settings: Settings) -> Iterator[Path]:
     """The files that are read again when one of them changes."""
     listen = settings.listen
     yield from listen.caller_tokens.values()
-    for tls in (listen.caller_tls, listen.worker_tls):
-        if tls is not None:
-            yield from (tls.certificate, tls.key, tls.client_ca)
+    for section in (listen.caller_jwt, listen.caller_tls, listen.worker_tls):
+        if section is not None:
+            yield from (file for _, file in section if isinstance(file, Path))
     yield from (worker.token_file for worker in settings.worker if worker.token_file is not None)
 
 
@@ -180,7 +228,7 @@ def _tokens(listen: Listen) -> dict[str, list[str]]:
     return tokens
 
 
-def _pem(tls: Tls, section: str) -> Pem:
+def _pem(tls: Tls | CallerTls, section: str) -> Pem:
     """What the files of a section hold, and gRPC can use."""
     for _ in range(_TRIES):
         pem = _read(tls, section)
@@ -191,15 +239,16 @@ def _pem(tls: Tls, section: str) -> Pem:
     raise ConfigRefused(f"The files of {section} change while they are read; try again.")
 
 
-def _read(tls: Tls, section: str) -> Pem:
+def _read(tls: Tls | CallerTls, section: str) -> Pem:
     key = private_bytes(tls.key, f"The key of {section}")
-    read: list[bytes] = []
+    read: list[bytes | None] = []
     for name, path in (("certificate", tls.certificate), ("client_ca", tls.client_ca)):
         try:
-            read.append(path.read_bytes())
+            read.append(path.read_bytes() if path is not None else None)
         except OSError as error:
             raise ConfigRefused(f"{section}.{name}, {path}, cannot be read: {error.strerror}.") from None
-    return Pem(key, *read)
+    chain, client_ca = read
+    return Pem(key, chain or b"", client_ca)
 
 
 class _Encrypted(Exception):
@@ -210,12 +259,12 @@ def _no_password() -> NoReturn:
     raise _Encrypted
 
 
-def _check(tls: Tls, pem: Pem, section: str) -> None:
+def _check(tls: Tls | CallerTls, pem: Pem, section: str) -> None:
     for name, path, data in (
         ("certificate", tls.certificate, pem.chain),
         ("client_ca", tls.client_ca, pem.client_ca),
     ):
-        if not _has_certificate(data):
+        if data is not None and not _has_certificate(data):
             raise ConfigRefused(f"{section}.{name}, {path}, holds no certificate in PEM; name a file that does.")
     try:
         _context().load_cert_chain(tls.certificate, tls.key, _no_password)

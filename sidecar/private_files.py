@@ -1,4 +1,4 @@
-"""Files with secrets in them: read only where nobody else can."""
+"""Files with secrets in them, which nobody else may read, and files that are believed, which nobody else may change."""
 
 import os
 import stat
@@ -11,6 +11,7 @@ _LEAST_TOKEN = 16
 _ROOT = 0
 _GROUP_AND_OTHERS = 0o077
 _READ_BY_GROUP = 0o040
+_WRITTEN_BY_OTHERS = 0o022
 
 
 def private_bytes(path: Path, what: str) -> bytes:
@@ -20,17 +21,31 @@ def private_bytes(path: Path, what: str) -> bytes:
 
     :raises ConfigRefused: if it cannot be read, or others could.
     """
+    state, data = _opened(path, what)
+    if not _is_private(state):
+        raise ConfigRefused(f"{what}, {path}, can be read or changed by other users; close it with: chmod 600 {path}")
+    return data
+
+
+def trusted_bytes(path: Path, what: str) -> bytes:
+    """What is in a file that others may read, and only this user or root may change.
+
+    :raises ConfigRefused: if it cannot be read, or others could change it.
+    """
+    state, data = _opened(path, what)
+    if state.st_uid not in (_ROOT, os.getuid()) or state.st_mode & _WRITTEN_BY_OTHERS:
+        raise ConfigRefused(f"{what}, {path}, can be changed by other users; close it with: chmod go-w {path}")
+    return data
+
+
+def _opened(path: Path, what: str) -> tuple[os.stat_result, bytes]:
     try:
         # Looked at through what was opened: so it is the same file.
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise ConfigRefused(f"{what}, {path}, is no file; name one.")
-            if not _is_private(state):
-                raise ConfigRefused(
-                    f"{what}, {path}, can be read or changed by other users; close it with: chmod 600 {path}"
-                )
-            return file.read(_LARGEST)
+            return state, file.read(_LARGEST)
     except OSError as error:
         raise ConfigRefused(f"{what}, {path}, cannot be read: {error.strerror}.") from None
 

@@ -18,6 +18,7 @@ from sidecar.artifacts.limits import ArtifactLimits
 from sidecar.calls.limits import CallLimits
 from sidecar.credentials.settings import Granted
 from sidecar.doors.address import is_loopback
+from sidecar.jwt_section import Jwt
 from sidecar.mistakes import OF_KEYS, not_a_setting
 from sidecar.telemetry.logs import Format, Level
 from sidecar.wire.limits import WireLimits
@@ -27,9 +28,11 @@ _LAST_PORT = 65_535
 _NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 # The end of a principal may be left open where a part of it begins: after it no other part can be meant.
 _PRINCIPAL = re.compile(
+    # A subject has parts as well, whatever its issuer ends them with.
+    r"jwt:(?:\*|[!\"$-)+-~]+#(?:(?:[ -~]*[:/|])?\*|[ -~]*[ -)+-~]))|"
     r"\*|local:\d+|token:(?:\*|[a-zA-Z0-9_-]+)|mtls:(?:\*|[a-z0-9._-]+)|spiffe://[a-z0-9._-]+/(?:[a-zA-Z0-9._/-]*/)?(?:\*|[a-zA-Z0-9._-]+)"
 )
-_NO_PRINCIPAL = "a principal is written token:NAME, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *"
+_NO_PRINCIPAL = "a principal is written token:NAME, jwt:ISSUER#SUB, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *"
 
 
 def _only_known(kind: type) -> BeforeValidator:
@@ -52,8 +55,8 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-class Tls(BaseModel):
-    """What a listener proves itself with, and whom it believes. PEM files."""
+class _Served(BaseModel):
+    """What a listener proves itself with. PEM files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -61,8 +64,20 @@ class Tls(BaseModel):
     """The listener's own certificate, followed by those between it and its root."""
     key: Path
     """Its private key, which is this user's alone."""
+
+
+class Tls(_Served):
+    """What the listener for workers proves itself with, and whom it believes."""
+
     client_ca: Path
     """The authorities whose certificates peers may show. Who shows none is not let in."""
+
+
+class CallerTls(_Served):
+    """What the listener for callers proves itself with, and whom it believes."""
+
+    client_ca: Path | None = None
+    """Likewise. None: certificates are not asked for, and it is tokens that say who connects."""
 
 
 def _names_and_files(value: Any) -> Any:
@@ -93,8 +108,10 @@ class Listen(BaseModel):
     """For workers, likewise."""
     caller_tokens: Annotated[dict[str, Path], BeforeValidator(_names_and_files)] = {}
     """Callers by TCP on loopback: the name of each, and the file with the token it shows."""
-    caller_tls: Tls | None = None
-    """For callers by TCP: who connects shows a certificate, which says who it is."""
+    caller_jwt: Jwt | None = None
+    """Callers by TCP that show tokens of an issuer, which say who they are."""
+    caller_tls: CallerTls | None = None
+    """For callers by TCP: who connects shows a certificate, which says who it is, unless a token does."""
     worker_tls: Tls | None = None
     """For workers by TCP, likewise; they show their tokens beside it."""
     socket_mode: str | None = None

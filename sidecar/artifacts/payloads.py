@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sidecar.artifacts.port import ArtifactCorrupt
 from sidecar.calls.ports import StoreUnavailable
-from sidecar.storage.migrations import refusing
+from sidecar.storage.refusals import refusing
 
 _DIRECTORY = 0o700
 _FILE = 0o600

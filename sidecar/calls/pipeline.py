@@ -129,9 +129,9 @@ class Pipeline:
             self._turn_away(call, reason)
         return call
 
-    def refuse(self, refusal: Refusal, caller: Caller, sink: Sink) -> None:
-        """Answers a call that cannot even be decoded, as any other: `Started` and an outcome."""
-        call = Call(self, caller, sink, "", self.loop.time())
+    def refuse(self, refusal: Refusal, caller: Caller, sink: Sink, tool_call_id: str = "") -> None:
+        """Answers a call that is not even looked at, as any other: `Started` and an outcome."""
+        call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", self.loop.time())
         if self.tracer is not None:
             call.span = self.tracer.begin(Trace())
         self._enter(call)

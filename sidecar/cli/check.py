@@ -74,7 +74,11 @@ def _warnings(settings: Settings) -> list[str]:
             for name in settings.listen.caller_tokens
             if f"token:{name}" not in ruled
         ]
-    if settings.listen.caller_tls is not None and not ruled:
+    if settings.listen.caller_jwt is not None:
+        if "*" not in ruled and not any(principal.startswith("jwt:") for principal in ruled):
+            issuer = settings.listen.caller_jwt.issuer
+            warnings.append(f"callers with tokens may do nothing, as no [[allow]] is for jwt:{issuer}#SUB.")
+    elif settings.listen.caller_tls is not None and not ruled:
         warnings.append("callers by TCP may do nothing, as there is no [[allow]].")
     if settings.metrics is not None and settings.metrics.public:
         warnings.append(f"metrics.public serves the metrics to whoever reaches {settings.metrics.listen}.")

@@ -35,8 +35,8 @@ class Reach:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether it is reached by certificates."""
-        return bool(self.ca or self.certificate or self.key)
+        """Whether it is reached by TLS: by the system's authorities where none are named."""
+        return bool(self.ca or self.certificate or self.key or self.server_name)
 
 
 def reach_of(options: argparse.Namespace) -> Reach:

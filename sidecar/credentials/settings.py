@@ -32,8 +32,11 @@ _PATHS = ("key_file", "file", "ca_file", "directory", "client_secret_file", "sub
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 
 
-def _url(text: str) -> str:
-    """A URL that secrets may be sent to. It is not quoted in refusals: there may be a password in it."""
+def checked_url(text: str, danger: str) -> str:
+    """An address by https, or by http on loopback. It is not quoted in refusals: there may be a password in it.
+
+    :raises ValueError: if it is none; `danger` is what is said of one without encryption.
+    """
     try:
         parts = urlsplit(text)
         host, scheme = parts.hostname or "", parts.scheme
@@ -43,8 +46,13 @@ def _url(text: str) -> str:
     if not host or not usable or scheme not in ("http", "https"):
         raise ValueError("is no https address without user and fragment")
     if scheme == "http" and not _is_loopback(host):
-        raise ValueError("would send secrets unencrypted; use https")
+        raise ValueError(danger)
     return text
+
+
+def _url(text: str) -> str:
+    """A URL that secrets may be sent to."""
+    return checked_url(text, "would send secrets unencrypted; use https")
 
 
 def _is_loopback(host: str) -> bool:

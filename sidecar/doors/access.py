@@ -5,15 +5,18 @@ import hmac
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
+import grpc
 import grpc.aio
 
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.outcome import Refusal
 from sidecar.policy import Policy
 from sidecar.scope import Principal, Scope, local_principal
+from sidecar.telemetry import Counters
 
 _log = logging.getLogger(__name__)
 
@@ -22,27 +25,58 @@ Context = grpc.aio.ServicerContext[Any, Any]
 NOBODY = Principal("nobody", authenticated=False)
 """Who is not known. No policy allows it anything."""
 
+EXPIRED = "The token that this stream was opened with has expired; open another one, with a newer token."
+"""What is said on a stream from when what its peer has shown expires."""
+
 _SCHEME = "bearer "
 _SPIFFE = re.compile(r"spiffe://[a-z0-9._-]{1,255}(?:/[a-zA-Z0-9._-]+)+")
 _DNS = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)(?:\.[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?)*\.?")
 _LONGEST_NAME = 2_048
 
 
-class Access(Protocol):
+class TurnedAway(NamedTuple):
+    """Why somebody is not let in."""
+
+    message: str
+    """What would do. It quotes nothing that was shown."""
+    code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED
+
+
+class Access(ABC):
     """Whom a listener lets in."""
 
-    refusal: str
+    refusal = ""
     """What is said to who is not known."""
 
+    @abstractmethod
     def principal_of(self, context: Context) -> Principal | None:
         """Who is at the other end, by what the connection proves; `None`: nobody who is let in."""
-        ...
+
+    async def turned_away(self, context: Context) -> TurnedAway | None:
+        """Why who is at the other end is not let in; `None`: it is. Asked before anything else of an RPC."""
+        return None if self.principal_of(context) is not None else TurnedAway(self.refusal)
+
+    def expiry_of(self, _context: Context) -> float | None:
+        """When what was shown expires, in seconds since the Unix epoch; `None`: it does not while the RPC lasts."""
+        return None
+
+    def renew(self, other: Any) -> None:  # noqa: B027  # some have nothing that could be renewed
+        """Takes over what another one of its kind goes by. Streams that are open stay so."""
+
+    async def run(self, counters: Counters) -> None:  # noqa: B027  # most are told by the settings alone
+        """Keeps what it goes by up to date until cancelled, where that changes by itself."""
 
 
-class LocalAccess:
+def bearer_of(context: Context) -> str | None:
+    """The one token that is shown; `None` where there is none, or more."""
+    shown = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    if len(shown) != 1 or not isinstance(shown[0], str) or not shown[0].lower().startswith(_SCHEME):
+        return None
+    return shown[0][len(_SCHEME) :].strip()
+
+
+class LocalAccess(Access):
     """By a unix socket, which only those may open who are meant to: they are its owner."""
-
-    refusal = ""
 
     def __init__(self) -> None:
         self._principal = local_principal(os.getuid())
@@ -52,10 +86,9 @@ class LocalAccess:
         return self._principal
 
 
-class InsecureAccess:
+class InsecureAccess(Access):
     """To whoever connects, whom nothing vouches for."""
 
-    refusal = ""
     principal = Principal("insecure:loopback", authenticated=False)
 
     def principal_of(self, _context: Context) -> Principal | None:
@@ -63,7 +96,7 @@ class InsecureAccess:
         return self.principal
 
 
-class TokenAccess:
+class TokenAccess(Access):
     """By tokens, each of a name. They are kept as digests alone."""
 
     refusal = "Show a token that this listener knows, as metadata: authorization: Bearer TOKEN."
@@ -78,10 +111,10 @@ class TokenAccess:
 
     def principal_of(self, context: Context) -> Principal | None:
         """The one whose token is shown. Takes the same time whichever it is, and for each that is none."""
-        shown = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-        if len(shown) != 1 or not isinstance(shown[0], str) or not shown[0].lower().startswith(_SCHEME):
+        token = bearer_of(context)
+        if token is None:
             return None
-        digest = _digest(shown[0][len(_SCHEME) :].strip())
+        digest = _digest(token)
         found = None
         for known, name in self._digests:
             if hmac.compare_digest(known, digest):
@@ -89,7 +122,7 @@ class TokenAccess:
         return None if found is None else self._principals[found]
 
 
-class CertificateAccess:
+class CertificateAccess(Access):
     """By certificates, which gRPC has checked already: they say who their holder is."""
 
     refusal = "The certificate names nobody: it needs a SPIFFE id or a DNS name as its subject's alternative name."
@@ -97,6 +130,13 @@ class CertificateAccess:
     def principal_of(self, context: Context) -> Principal | None:
         """Whom the certificate names."""
         return certified(context.auth_context())
+
+
+def tell_expired(context: Context) -> None:
+    """Ends an RPC that goes on beyond what its peer has shown; its handler must return now."""
+    # An abort would wait behind what the peer has not read.
+    context.set_code(grpc.StatusCode.UNAUTHENTICATED)
+    context.set_details(EXPIRED)
 
 
 def check_admitted(policy: Policy, principal: Principal, scope: Scope) -> None:

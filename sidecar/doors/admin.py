@@ -1,10 +1,10 @@
 """The operator's service over gRPC, for users of this machine, and for those whom the settings name."""
 
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
-import grpc.aio
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
     CancelCallRequest,
@@ -21,6 +21,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.outcome import NONE, failure
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.summary import summary_of
+from sidecar.doors.access import Context, tell_expired
 from sidecar.doors.status import refuse
 from sidecar.scope import Principal
 
@@ -47,13 +48,15 @@ class Admin:
         self,
         pipeline: Pipeline,
         shut_down: Callable[[float | None], None],
-        principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
+        principal_of: Callable[[Context], Principal],
+        expiry_of: Callable[[Context], float | None],
         is_operator: Callable[[Principal], bool],
         deeds: Deeds,
     ) -> None:
         self._pipeline = pipeline
         self._shut_down = shut_down
         self._principal_of = principal_of
+        self._expiry_of = expiry_of
         self._is_operator = is_operator
         self._deeds = deeds
 
@@ -77,9 +80,7 @@ class Admin:
             },
         )
 
-    async def _list_calls(
-        self, request: ListCallsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> ListCallsResponse:
+    async def _list_calls(self, request: ListCallsRequest, context: Context) -> ListCallsResponse:
         await self._check(context)
         running = [
             call for call in self._pipeline.running if not request.HasField("tool") or call.tool_name == request.tool
@@ -90,19 +91,20 @@ class Admin:
         redact = self._pipeline.redact
         return ListCallsResponse(calls=[summary_of(call, now, redact) for call in running[:limit]], total=len(running))
 
-    async def _watch_calls(
-        self, request: WatchCallsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[WatchCallsResponse]:
+    async def _watch_calls(self, request: WatchCallsRequest, context: Context) -> AsyncIterator[WatchCallsResponse]:
         await self._check(context)
         with self._pipeline.watched(request.tool if request.HasField("tool") else None) as watcher:
             # Says that nothing is missed from now on, though nothing may happen for long.
             await context.send_initial_metadata(())
+            until = self._expiry_of(context)
             while True:
-                yield await watcher.take()
+                news = await watcher.take()
+                if until is not None and time.time() >= until:
+                    tell_expired(context)
+                    return
+                yield news
 
-    async def _cancel_call(
-        self, request: CancelCallRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> CancelCallResponse:
+    async def _cancel_call(self, request: CancelCallRequest, context: Context) -> CancelCallResponse:
         await self._check(context)
         for call in self._pipeline.running:
             if call.execution_id == request.execution_id:
@@ -111,9 +113,7 @@ class Admin:
                 return CancelCallResponse(found=True)
         return CancelCallResponse(found=False)
 
-    async def _shutdown(
-        self, request: ShutdownRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> ShutdownResponse:
+    async def _shutdown(self, request: ShutdownRequest, context: Context) -> ShutdownResponse:
         await self._check(context)
         grace = request.grace.seconds + request.grace.nanos / 1e9 if request.HasField("grace") else None
         running = len(self._pipeline.running)
@@ -121,7 +121,7 @@ class Admin:
         self._shut_down(grace)
         return ShutdownResponse(running=running)
 
-    async def _check(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    async def _check(self, context: Context) -> None:
         if not self._is_operator(self._principal_of(context)):
             await refuse(
                 context,

@@ -21,8 +21,11 @@ class CallerHost:
         self._counters = counters
         self._sessions: set[ExecuteSession] = set()
 
-    async def execute(self, transport: Transport, principal: Principal) -> Ending | None:
-        """Runs one caller's stream to its end; answers what the caller is told of it, if the sidecar ended it."""
+    async def execute(self, transport: Transport, principal: Principal, until: float | None = None) -> Ending | None:
+        """Runs one caller's stream to its end; answers what the caller is told of it, if the sidecar ended it.
+
+        `until` is when what the caller has shown expires, in seconds since the Unix epoch: it takes no calls then.
+        """
         if self._streams.full:
             self._counters.add("refused_streams")
             return Ending(EndingReason.FULL, "Too many streams are open; try again later.")
@@ -30,7 +33,7 @@ class CallerHost:
         stream = FrameStream(
             transport, self._wire_limits, self._counters, before_write=audit.flush if audit is not None else None
         )
-        session = ExecuteSession(stream, self._pipeline, principal, self._wire_limits)
+        session = ExecuteSession(stream, self._pipeline, principal, self._wire_limits, until)
         self._sessions.add(session)
         try:
             with self._streams.keeping(stream):

@@ -10,7 +10,8 @@ class Pem(NamedTuple):
 
     key: bytes
     chain: bytes
-    client_ca: bytes
+    client_ca: bytes | None
+    """`None`: peers show no certificates."""
 
     def __repr__(self) -> str:
         return "Pem(…)"
@@ -24,11 +25,11 @@ class Certificates:
         self._news: Pem | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials that ask every peer for a certificate."""
+        """Credentials that ask every peer for a certificate, where somebody's are believed."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self.pem),
             self._fetch,  # type: ignore[arg-type]  # its types do not have that `None` is: no news
-            require_client_authentication=True,
+            require_client_authentication=self.pem.client_ca is not None,
         )
 
     def renew(self, other: "Certificates") -> None:

@@ -1,5 +1,6 @@
 """The door of streams: one caller's `Execute`."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
@@ -10,6 +11,7 @@ from sidecar.calls.call import Call
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.questions import Question
+from sidecar.doors.access import EXPIRED
 from sidecar.scope import Principal
 from sidecar.wire.batch import FrameHead
 from sidecar.wire.limits import WireLimits
@@ -31,7 +33,15 @@ _FORWARDED_REASONS = frozenset(
 class ExecuteSession:
     """The sidecar's end of one `Execute` stream, and the caller of its calls."""
 
-    def __init__(self, stream: FrameStream, pipeline: Pipeline, principal: Principal, wire_limits: WireLimits) -> None:
+    def __init__(
+        self,
+        stream: FrameStream,
+        pipeline: Pipeline,
+        principal: Principal,
+        wire_limits: WireLimits,
+        until: float | None = None,
+    ) -> None:
+        """`until`: when what the caller has shown expires, in seconds since the Unix epoch; `None`: it does not."""
         self.principal = principal
         self.in_flight = 0
         self.answerable: Collection[str] | None = frozenset()
@@ -48,6 +58,7 @@ class ExecuteSession:
         self._outbox = stream.outbox
         self._pipeline = pipeline
         self._wire_limits = wire_limits
+        self._until = until
         self._calls: dict[int, Call] = {}
         self._questions: dict[int, Question] = {}
         self._last_question = 0
@@ -103,6 +114,10 @@ class ExecuteSession:
     def _start(self, frame: Frame) -> None:
         lane = self._open(frame.call)
         if lane is None:
+            return
+        if self._until is not None and time.time() >= self._until:
+            expired = Refusal(FailureKind.FAILURE_KIND_DENIED, EXPIRED)
+            self._pipeline.refuse(expired, self, lane, frame.start.tool_call_id)
             return
         call = self._pipeline.start(frame.start, self, lane)
         if not call.done:

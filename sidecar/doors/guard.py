@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sidecar.doors.access import Access
+from sidecar.doors.access import Access, TurnedAway
 from sidecar.telemetry import Counters
 
 _log = logging.getLogger(__name__)
@@ -61,9 +61,15 @@ class Guard(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, admit), **codec)
 
     async def _admit(self, context: Any) -> None:
-        if self._access.principal_of(context) is None:
+        try:
+            away = await self._access.turned_away(context)
+        except Exception:
+            # Who cannot be looked at is not let in.
+            self._count()
+            away = TurnedAway(_MESSAGE, grpc.StatusCode.INTERNAL)
+        if away is not None:
             self._counters.add(self._refusals)
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, self._access.refusal)
+            await context.abort(away.code, away.message)
 
     def _unary(self, behaviour: Callable[..., Awaitable[Any]], admit: _Admit) -> Callable[..., Awaitable[Any]]:
         async def guarded(request: Any, context: Any) -> Any:

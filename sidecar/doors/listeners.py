@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, execute_pb2
-from sidecar.doors.access import Access, TokenAccess
+from sidecar.doors.access import Access
 from sidecar.doors.address import Address
 from sidecar.doors.certificates import Certificates
 from sidecar.doors.guard import Guard
@@ -36,9 +36,8 @@ class Listener:
     """What it proves itself with; `None`: it does not, and nothing is encrypted."""
 
     def renew(self, other: "Listener") -> None:
-        """Takes over the tokens and certificates of another listener of the same kind."""
-        if isinstance(self.access, TokenAccess) and isinstance(other.access, TokenAccess):
-            self.access.renew(other.access)
+        """Takes over the tokens, keys and certificates of another listener of the same kind."""
+        self.access.renew(other.access)
         if self.certificates is not None and other.certificates is not None:
             self.certificates.renew(other.certificates)
 

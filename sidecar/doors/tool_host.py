@@ -1,10 +1,9 @@
 """The callers' service over gRPC."""
 
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import grpc
-import grpc.aio
 
 from sidecar import __version__
 from sidecar._gen.pillion.v1.context_pb2 import Identity
@@ -24,6 +23,7 @@ from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import Listing
+from sidecar.doors.access import Context, tell_expired
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.consent import Consents, complete_consent
 from sidecar.doors.execute import too_large
@@ -34,8 +34,11 @@ from sidecar.scope import Principal, scope_of
 from sidecar.wire.grpc import GrpcTransport
 from sidecar.wire.limits import WireLimits
 from sidecar.wire.protocol import PROTOCOL, limits_message
+from sidecar.wire.transport import StreamLost
 
 SERVICE = "pillion.v1.ToolHostService"
+EXPIRES_IN = "pillion-expires-in"
+"""Initial metadata of a stream whose caller's token expires: in how many seconds it takes no new calls."""
 _LISTING = "listing"
 
 
@@ -50,7 +53,8 @@ class ToolHost:
         policy: Policy,
         consents: Consents,
         wire_limits: WireLimits,
-        principal_of: Callable[["grpc.aio.ServicerContext[Any, Any]"], Principal],
+        principal_of: Callable[[Context], Principal],
+        expiry_of: Callable[[Context], float | None],
     ) -> None:
         self._callers = callers
         self._pipeline = pipeline
@@ -59,6 +63,7 @@ class ToolHost:
         self._consents = consents
         self._wire_limits = wire_limits
         self._principal_of = principal_of
+        self._expiry_of = expiry_of
         self._started_at = pipeline.loop.time()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -86,13 +91,20 @@ class ToolHost:
             },
         )
 
-    async def _execute(self, _requests: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
-        ending = await self._callers.execute(GrpcTransport(context), self._principal_of(context))
+    async def _execute(self, _requests: object, context: Context) -> None:
+        transport = GrpcTransport(context)
+        until = self._expiry_of(context)
+        if until is not None:
+            try:
+                await transport.tell({EXPIRES_IN: f"{max(until - time.time(), 0.0):.3f}"})
+            except StreamLost:
+                return
+        ending = await self._callers.execute(transport, self._principal_of(context), until)
         if ending is not None:
             context.set_code(ENDING_CODES[ending.reason])
             context.set_details(ending.message)
 
-    async def _call(self, request: CallRequest, context: "grpc.aio.ServicerContext[Any, Any]") -> CallResponse:
+    async def _call(self, request: CallRequest, context: Context) -> CallResponse:
         largest = self._wire_limits.max_frame_bytes
         if request.ByteSize() > largest:
             await refuse(context, too_large(request.ByteSize(), largest).failure)
@@ -101,19 +113,18 @@ class ToolHost:
             await refuse(context, outcome.failure)
         return CallResponse(started=started, outcome=outcome)
 
-    async def _list_tools(
-        self, request: ListToolsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> ListToolsResponse:
+    async def _list_tools(self, request: ListToolsRequest, context: Context) -> ListToolsResponse:
         tools, generation = self._listed(request.identity, self._principal_of(context))
         return ListToolsResponse(tools=tools, generation=generation)
 
-    async def _watch_tools(
-        self, request: WatchToolsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[WatchToolsResponse]:
+    async def _watch_tools(self, request: WatchToolsRequest, context: Context) -> AsyncIterator[WatchToolsResponse]:
         # Asked once: a stream stays whose it was when it began.
-        principal = self._principal_of(context)
+        principal, until = self._principal_of(context), self._expiry_of(context)
         told: tuple[int, list[str]] | None = None
         while True:
+            if until is not None and time.time() >= until:
+                tell_expired(context)
+                return
             tools, generation = self._listed(request.identity, principal)
             # Policy may change while the tools do not.
             now = (generation, [tool.name for tool in tools])
@@ -123,9 +134,7 @@ class ToolHost:
             else:
                 await self._listing.changed()
 
-    async def _get_info(
-        self, _request: GetInfoRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> GetInfoResponse:
+    async def _get_info(self, _request: GetInfoRequest, context: Context) -> GetInfoResponse:
         principal = self._principal_of(context)
         info = GetInfoResponse(
             version=__version__,
@@ -142,9 +151,7 @@ class ToolHost:
             info.counters.update(self._pipeline.counters.snapshot())
         return info
 
-    async def _complete_consent(
-        self, request: CompleteConsentRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> CompleteConsentResponse:
+    async def _complete_consent(self, request: CompleteConsentRequest, context: Context) -> CompleteConsentResponse:
         try:
             await complete_consent(request, self._principal_of(context), self._consents, self._policy)
         except Refusal as refusal:

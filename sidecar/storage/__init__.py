@@ -3,7 +3,7 @@
 from sidecar.calls.ports import StoreUnavailable
 from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
 from sidecar.storage.idempotency import SqliteIdempotencyStore
-from sidecar.storage.migrations import StoreRefused
+from sidecar.storage.refusals import StoreRefused
 
 __all__ = (
     "Database",

@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from sidecar.calls.ports import StoreUnavailable
-from sidecar.storage.migrations import MIGRATIONS, make, migrate, refusing
+from sidecar.storage.file import look, make
+from sidecar.storage.migrations import MIGRATIONS, examine, migrate
+from sidecar.storage.refusals import refusing
 
 T = TypeVar("T")
 
@@ -54,9 +56,16 @@ class Database:
     """
 
     def __init__(
-        self, path: Path, *, migrations: Sequence[Sequence[str]] = MIGRATIONS, most_queued: int = _MOST_QUEUED
+        self,
+        path: Path,
+        *,
+        records_of: Path | None = None,
+        migrations: Sequence[Sequence[str]] = MIGRATIONS,
+        most_queued: int = _MOST_QUEUED,
     ) -> None:
+        """`records_of`: a directory whose files it has the records of; where some are there it is not made anew."""
         self._path = path
+        self._records_of = records_of
         self._migrations = migrations
         self._most_queued = most_queued
         self._reads: deque[_Waiting] = deque()
@@ -169,12 +178,20 @@ class Database:
 
     def _connect(self) -> None:
         path = self._path
+
+        def examined(connection: sqlite3.Connection) -> int:
+            return examine(connection, path, self._migrations)
+
         with refusing(path):
-            make(path)
+            make(path, self._records_of)
+            # SQLite writes as it opens and closes a file: so one that is refused is refused before it may.
+            is_examined = look(path, examined)
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
             try:
                 for setting in ("locking_mode = EXCLUSIVE", "synchronous = FULL", "foreign_keys = ON"):
                     connection.execute(f"PRAGMA {setting}")
+                if not is_examined:
+                    examined(connection)
                 migrate(connection, path, self._migrations)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")

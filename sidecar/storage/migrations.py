@@ -1,11 +1,12 @@
 """The schema of the database file, its versions, and the way from one to the next."""
 
 import contextlib
-import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
+
+from sidecar.storage.file import backed_up
+from sidecar.storage.refusals import StoreRefused, refusal
 
 APPLICATION_ID = 0x50494C4C
 """`PILL`: marks a SQLite file as one of Pillion's."""
@@ -148,119 +149,57 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 
-# Larger files are only looked into before they are migrated, so that a start stays short.
+# Larger files are only looked through before they are migrated, so that a start stays short.
 _CHECKED_BYTES = 32 * 1024 * 1024
-_MAGIC = b"SQLite format 3\0"
-_PRIMARY = 0xFF
-_SENTENCES = {
-    sqlite3.SQLITE_CANTOPEN: "{path} cannot be opened: let this user read and write there, or name another state_dir.",
-    sqlite3.SQLITE_PERM: "{path} cannot be opened: let this user read and write there, or name another state_dir.",
-    sqlite3.SQLITE_READONLY: "{path} cannot be written: make it and its directory writable for this user.",
-    sqlite3.SQLITE_FULL: "There is no room to write {path}: free some space on its disk.",
-    sqlite3.SQLITE_BUSY: "{path} is in use by another process: stop that one, or name another state_dir.",
-    sqlite3.SQLITE_LOCKED: "{path} is in use by another process: stop that one, or name another state_dir.",
-    sqlite3.SQLITE_NOTADB: "{path} is not a database: move it away, or put a backup in its place.",
-    sqlite3.SQLITE_CORRUPT: "{path} is damaged: move it away, or put a backup in its place.",
-}
-_OTHERWISE = "{path} cannot be read or written: look after its disk, or name another state_dir."
 
 
-class StoreRefused(Exception):
-    """A store cannot be opened. The text is a sentence that says what to do. Nothing that was stored is changed."""
+def examine(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> int:
+    """The version of the database at `path`; as many as there are migrations for one that holds nothing yet.
 
-
-@contextlib.contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Turns the errors of SQLite and of the system about the file at `path` into refusals."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
-        raise StoreRefused(_SENTENCES.get(code, _OTHERWISE).format(path=path)) from error
-    except OSError as error:
-        raise StoreRefused(f"{path} cannot be used, {error.strerror}: see to it, or name another state_dir.") from error
-
-
-def make(path: Path) -> None:
-    """Makes the file, empty and for this user alone, if there is none.
-
-    :raises StoreRefused: if there is one that is no database. SQLite itself would write over a very short one.
-    :raises OSError: if it can be neither made nor opened to be written.
+    :raises StoreRefused: if it is another program's, was written by a newer Pillion, or is damaged.
+    :raises sqlite3.Error: if it cannot be read.
     """
-    is_new = not path.exists()
-    # SQLite would let others read it; the files that it makes beside it get their mode from it.
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        head = os.read(descriptor, len(_MAGIC))
-    finally:
-        os.close(descriptor)
-    if head not in (b"", _MAGIC):
-        raise StoreRefused(_SENTENCES[sqlite3.SQLITE_NOTADB].format(path=path))
-    if is_new:
-        _sync_directory(path.parent)
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    newest = len(migrations)
+    if application == 0 and version == 0 and tables == 0:
+        return newest
+    if application != APPLICATION_ID:
+        raise StoreRefused(f"{path} belongs to another program: move it away, or name another state_dir.")
+    if version > newest:
+        raise StoreRefused(
+            f"{path} was written by a newer Pillion (its version {version}, this one's {newest}): run that one, put a "
+            "backup of its whole directory in place, or name another state_dir."
+        )
+    if version < newest or path.stat().st_size <= _CHECKED_BYTES:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise refusal(sqlite3.SQLITE_CORRUPT, path)
+    return int(version)
 
 
 def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> None:
     """Brings the database at `path` to the newest version, all or nothing, and proves that it can be written.
 
-    One that holds something is copied beside itself first, as `<name>.v<version>.<n>.bak`, which replaces no file.
+    It was examined. One that holds something is copied first.
 
-    :raises StoreRefused: if it is another program's, was written by a newer Pillion, or is damaged.
-    :raises sqlite3.Error: if it cannot be read or written.
+    :raises OSError: if it cannot be copied.
+    :raises sqlite3.Error: if it cannot be written.
     """
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    is_new = application == 0 and version == 0 and tables == 0
-    if not is_new and application != APPLICATION_ID:
-        raise StoreRefused(f"{path} belongs to another program: move it away, or name another state_dir.")
-    if version > len(migrations):
-        raise StoreRefused(
-            f"{path} was written by a newer Pillion (its version {version}, this one's {len(migrations)}): "
-            "run that one, put a backup in its place, or name another state_dir."
-        )
-    is_older = not is_new and version < len(migrations)
-    if is_older or path.stat().st_size <= _CHECKED_BYTES:
-        _check(connection, path)
-    if is_older:
-        _back_up(connection, path, version)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statements in migrations[version:]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {len(migrations)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise StoreRefused(_SENTENCES[sqlite3.SQLITE_CORRUPT].format(path=path))
-
-
-def _back_up(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    for number in count(1):
-        target = path.with_name(f"{path.name}.v{version}.{number}.bak")
+    with contextlib.ExitStack() as stack:
+        if 0 < version < len(migrations):
+            stack.enter_context(backed_up(connection, path, version))
+        connection.execute("BEGIN IMMEDIATE")
         try:
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            continue
-        with contextlib.closing(sqlite3.connect(target)) as copy:
-            connection.backup(copy)
-        _sync_directory(path.parent)
-        return
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes the names of new files in it survive a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            for statements in migrations[version:]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise

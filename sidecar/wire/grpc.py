@@ -5,6 +5,7 @@ without (de)serialisers.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -46,6 +47,16 @@ class GrpcTransport:
         except (grpc.RpcError, grpc.aio.BaseError) as error:
             raise StreamLost from error
         return None if message is grpc.aio.EOF else message
+
+    async def tell(self, facts: Mapping[str, str]) -> None:
+        """Sends the metadata that comes before all messages. Once, and first.
+
+        :raises StreamLost: if the RPC is gone.
+        """
+        try:
+            await self._context.send_initial_metadata(tuple(facts.items()))
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise StreamLost from error
 
     async def write(self, message: bytes) -> None:
         """Hands a message to gRPC; returns when flow control took it.

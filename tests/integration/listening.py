@@ -63,6 +63,10 @@ class Place:
             [anything("token:backend"), {"principal": "token:other", "tools": ["read"]}],
         )
 
+    def by_jwt(self, callers: str = "127.0.0.1:0", *, jwt: dict[str, Any], **listen: Any) -> Settings:
+        """Callers show tokens of an issuer, and each may do everything."""
+        return self.settings({"callers": callers, "caller_jwt": jwt} | listen, [anything("jwt:*")])
+
     def by_certificate(self, callers: str = "0.0.0.0:0", **listen: Any) -> Settings:
         """Callers show certificates, and each may do everything."""
         return self.settings({"callers": callers, "caller_tls": self.tls} | listen, [anything("*")])

@@ -1,6 +1,7 @@
 """Guarantee 14: settings with which somebody could call who should not refuse to start, and say what would do."""
 
 import asyncio
+import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
@@ -10,6 +11,7 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from jwt.algorithms import ECAlgorithm as Algorithm
 
 from sidecar.config import ConfigRefused, Settings
 from sidecar.serving import serve
@@ -18,6 +20,7 @@ from tests.integration.listening import Place as Listeners
 from tests.support import on_unix
 from tests.support.certificates import Authority, Shown
 from tests.support.documents import ROOT
+from tests.support.issuers import Issuer, private_key
 
 PATIENCE = 20.0
 TOO_LONG = "unix:/" + "x" * 108
@@ -53,6 +56,22 @@ class Place:
 
     def with_token(self, token: Path, **listen: object) -> Settings:
         return self.settings({"callers": LOOPBACK, "caller_tokens": {"backend": token}} | listen)
+
+    def jwt(self, **rest: object) -> dict[str, object]:
+        """A section that says whose tokens are taken."""
+        issuer = Issuer()
+        issuer.add("one")
+        keys = self.directory / "jwks.json"
+        keys.write_bytes(issuer.document)
+        keys.chmod(0o644)
+        return {"issuer": issuer.name, "audience": issuer.audience, "jwks_file": keys} | rest
+
+    def with_jwt(self, callers: str = LOOPBACK, **rest: object) -> Settings:
+        return self.settings({"callers": callers, "caller_jwt": self.jwt(**rest)})
+
+    def with_keys(self, text: str, mode: int = 0o644) -> Settings:
+        path = self.secret("other.json", text, mode)
+        return self.with_jwt(jwks_file=path)
 
     def with_tls(self, **files: Path) -> Settings:
         return self.settings({"callers": EVERYWHERE, "caller_tls": self.tls | files})
@@ -120,6 +139,24 @@ def same_token_twice(place: Place) -> Settings:
 def readable_key(place: Place) -> Settings:
     place.server.key.chmod(0o640)
     return place.with_tls()
+
+
+def without_authority(place: Place, **rest: object) -> Settings:
+    """With a certificate of the listener alone."""
+    tls = {name: file for name, file in place.tls.items() if name != "client_ca"}
+    return place.settings({"callers": EVERYWHERE, "caller_tls": tls} | rest)
+
+
+def private_key_of_an_issuer(place: Place) -> Settings:
+    """With which whoever reads the file could make tokens."""
+    key = Algorithm.to_jwk(private_key("ES256"), as_dict=True)
+    return place.with_keys(json.dumps({"keys": [{**key, "kid": "one", "key_ops": ["verify"]}]}))
+
+
+def keys_that_others_write(place: Place) -> Settings:
+    jwt = place.jwt()
+    (place.directory / "jwks.json").chmod(0o666)
+    return place.settings({"callers": LOOPBACK, "caller_jwt": jwt})
 
 
 UNSAFE: dict[str, tuple[Make, str]] = {
@@ -193,6 +230,56 @@ UNSAFE: dict[str, tuple[Make, str]] = {
     "a certificate that is none": (lambda place: place.with_tls(certificate=place.token), "no certificate in PEM"),
     "no authority": (lambda place: place.with_tls(client_ca=place.directory / "none"), "listen.caller_tls.client_ca"),
     "an authority that is none": (lambda place: place.with_tls(client_ca=place.token), "no certificate in PEM"),
+    "tokens of an issuer in the clear": (
+        lambda place: place.with_jwt(EVERYWHERE),
+        "is not on loopback, where tokens could be read on their way: give it certificates by [listen.caller_tls]",
+    ),
+    "tokens of an issuer in the clear at an address": (lambda place: place.with_jwt("192.0.2.1:80"), "on their way"),
+    "tokens of an issuer in the clear on IPv6": (lambda place: place.with_jwt("[::]:0"), "[listen.caller_tls]"),
+    "tokens of an issuer in the clear, insecurely": (
+        lambda place: place.settings({"callers": EVERYWHERE, "caller_jwt": place.jwt(), "insecure": True}),
+        "[listen.caller_tls]",
+    ),
+    "tokens of an issuer for a unix socket": (
+        lambda place: place.settings({"caller_jwt": place.jwt()}),
+        "listen.caller_jwt is for TCP",
+    ),
+    "tokens of an issuer, and tokens": (
+        lambda place: place.with_token(place.token, caller_jwt=place.jwt()),
+        "there are caller_tokens and caller_jwt; keep one",
+    ),
+    "tokens of an issuer, and insecure": (
+        lambda place: place.settings({"callers": LOOPBACK, "caller_jwt": place.jwt(), "insecure": True}),
+        "there are caller_jwt and insecure; keep one",
+    ),
+    "a certificate of the listener alone": (
+        without_authority,
+        "name the authorities of their certificates as listen.caller_tls.client_ca, or the issuer of their tokens",
+    ),
+    "a certificate of the listener alone, and insecure": (
+        lambda place: without_authority(place, insecure=True),
+        "keep one",
+    ),
+    "no keys of an issuer": (lambda place: place.with_jwt(jwks_file=place.directory / "none"), "cannot be read"),
+    "keys of an issuer that others write": (keys_that_others_write, "close it with: chmod go-w"),
+    "keys of an issuer that a group writes": (lambda place: place.with_keys("{}", 0o664), "chmod go-w"),
+    "keys of an issuer that are none": (
+        lambda place: place.with_keys("my diary"),
+        "cannot be used: it is no JSON Web Key Set, as of RFC 7517.",
+    ),
+    "no key of an issuer that can be used": (
+        lambda place: place.with_keys('{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}'),
+        "cannot be used: it has no public key of 2,048 bits or more for ES256, EdDSA, PS256, RS256.",
+    ),
+    "a private key of an issuer": (private_key_of_an_issuer, "it has no public key of 2,048 bits or more"),
+    "no authority of an issuer": (
+        lambda place: place.with_jwt(jwks_file=None, jwks_url="https://id.example/jwks", ca_file=place.state / "none"),
+        "The file of listen.caller_jwt.ca_file",
+    ),
+    "an authority of an issuer that is none": (
+        lambda place: place.with_jwt(jwks_file=None, jwks_url="https://id.example/jwks", ca_file=place.token),
+        "holds no certificate in PEM",
+    ),
 }
 
 
@@ -245,11 +332,19 @@ async def test_guarantee_14_the_program_ends_and_says_so(tmp_path: Path, command
     assert told.startswith(b"0.0.0.0:0 is not on loopback, where anyone could connect: give it certificates by ")
 
 
+def directory_in(directory: Path) -> Path:
+    """Another directory."""
+    new = directory / "other"
+    new.mkdir()
+    return new
+
+
 @on_unix
 async def test_guarantee_14_who_shows_nothing_is_not_served(tmp_path: Path) -> None:
     place = Listeners(tmp_path)
     for settings, shown, code in (
         (place.by_token(), None, grpc.StatusCode.UNAUTHENTICATED),
+        (place.by_jwt(jwt=Place(directory_in(tmp_path)).jwt()), None, grpc.StatusCode.UNAUTHENTICATED),
         # It is the connection that does not come to be.
         (place.by_certificate(), Shown(place.authority.ca, None), grpc.StatusCode.UNAVAILABLE),
     ):

@@ -8,16 +8,20 @@ import grpc.aio
 import pytest
 
 from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse
+from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
 from sidecar.audit.chain import Key
 from sidecar.audit.log import Places
 from sidecar.audit.segments import lines_of, segments_in
 from sidecar.audit.verification import verify
 from tests.support import SidecarProcess, attach, on_unix
+from tests.support.artifacts import ANN, Artifacts
 from tests.support.caller import start_of
 
 pytestmark = on_unix
 
 AT_ONCE = 200
+PUTS = 50
+PATIENCE = 20.0
 CALL = "/pillion.v1.ToolHostService/Call"
 
 
@@ -75,3 +79,54 @@ async def test_guarantee_16_a_single_call_that_was_answered_is_in_the_audit_log(
         await process.kill()
     text = await asyncio.to_thread(recorded, process.config.parent / "state")
     assert f'"execution":"{answer.started.execution_id}"' in text
+
+
+@pytest.mark.parametrize("after", [1, PUTS, AT_ONCE + PUTS // 2])
+async def test_guarantee_16_what_was_kept_in_shared_commits_is_there(process: SidecarProcess, after: int) -> None:
+    """Artifacts and requests with a key, hundreds at once: their records are written by a few commits."""
+    await process.start()
+    worker, caller = await attach(process, concurrency=AT_ONCE), await process.caller()
+    kept: dict[str, bytes] = {}
+    done: dict[str, Outcome] = {}
+    enough = asyncio.Event()
+
+    async def keep(artifacts: Artifacts, number: int) -> None:
+        content = b"%d" % number
+        answer = await artifacts.put(ANN, content)
+        kept[answer.meta.reference] = content
+        count()
+
+    async def request(number: int) -> None:
+        key = str(number)
+        done[key] = await caller.call("echo", {"number": number}, idempotency_key=key)
+        count()
+
+    def count() -> None:
+        if len(kept) + len(done) >= after:
+            enough.set()
+
+    async def work() -> None:
+        for _ in range(AT_ONCE):
+            await worker.result((await worker.next_invoke()).call, {})
+
+    async with Artifacts(process.callers_at) as artifacts:
+        tasks = [asyncio.ensure_future(keep(artifacts, number)) for number in range(PUTS)]
+        tasks += [asyncio.ensure_future(request(number)) for number in range(AT_ONCE)]
+        tasks.append(asyncio.ensure_future(work()))
+        async with asyncio.timeout(PATIENCE):
+            await enough.wait()
+        await process.kill()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(kept) + len(done) >= after
+
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    async with Artifacts(process.callers_at) as artifacts:
+        for reference, content in kept.items():
+            assert (await artifacts.get(ANN, reference)).data.content == content
+    for key, outcome in done.items():
+        assert await caller.call("echo", {"number": int(key)}, idempotency_key=key) == outcome
+    await worker.flush()
+    assert worker.invoked == []

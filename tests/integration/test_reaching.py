@@ -161,6 +161,54 @@ async def test_commands_find_address_and_token_in_the_settings(place: Place) -> 
         await process.aclose()
 
 
+@on_unix
+async def test_settings_with_tokens_of_an_issuer_are_checked(place: Place) -> None:
+    config = place.directory / "pillion.toml"
+    (place.directory / "jwks.json").write_text('{"keys": []}')
+    (place.directory / "jwks.json").chmod(0o644)
+    listen = (
+        'state_dir = "state"\n[listen]\ncallers = "0.0.0.0:0"\n'
+        '[listen.caller_jwt]\nissuer = "https://id.example"\naudience = "pillion"\n'
+    )
+    tls = '[listen.caller_tls]\ncertificate = "server.crt"\nkey = "server.key"\n'
+    by_url = 'jwks_url = "https://id.example/jwks"\n'
+    for text, code, told in (
+        (
+            listen + by_url + tls,
+            0,
+            "warning: callers with tokens may do nothing, as no [[allow]] is for jwt:https://id.example#SUB.\n",
+        ),
+        (listen + by_url + tls + '[[allow]]\nprincipal = "jwt:*"\ntools = ["*"]\n', 0, ""),
+        (
+            listen + by_url,
+            2,
+            (
+                "0.0.0.0:0 is not on loopback, where tokens could be read on their way: give it certificates by "
+                "[listen.caller_tls], or use 127.0.0.1 or a unix socket.\n"
+            ),
+        ),
+        (
+            listen + 'jwks_file = "jwks.json"\n' + tls,
+            2,
+            (
+                f"listen.caller_jwt.jwks_file, {place.directory}/jwks.json, cannot be used: it has no public key of "
+                "2,048 bits or more for ES256, EdDSA, PS256, RS256.\n"
+            ),
+        ),
+    ):
+        config.write_text(text)
+        checked = await pillion_does("check", "--config", str(config))
+        assert checked.code == code, checked
+        assert checked.told == told or (code == 2 and checked.told.startswith(told)), checked
+
+
+@on_unix
+async def test_a_name_for_its_certificate_has_a_command_connect_by_tls(by_certificate: Listening) -> None:
+    # By the authorities of the system, which this one is not of: nothing answers that would be believed.
+    done = await pillion_does("tools", "--address", by_certificate.target, "--tls-server-name", "localhost")
+    assert (done.code, "No sidecar answers at" in done.told) == (2, True)
+
+
 # --- proxies
 
 

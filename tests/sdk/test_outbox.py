@@ -199,6 +199,8 @@ class OneWay:
     def cancel(self) -> None:
         self.dropped.set()
 
+    async def expires_in(self) -> None: ...
+
 
 async def test_a_stream_that_cannot_be_written_is_over(caplog: pytest.LogCaptureFixture) -> None:
     stream = FrameStream(OneWay(), {})

@@ -130,13 +130,14 @@ class WatchedStreams(Streams):
 class MemoryHost:
     """The sidecar's parts without gRPC, composed as `sidecar.app` does, for streams in memory.
 
-    The parts are there to be looked at. `principal` is who the next caller is.
+    The parts are there to be looked at. `principal` is who the next caller is, and `until` when that expires.
     """
 
     transport = "memory"
 
     def __init__(self, setup: Setup, store: IdempotencyStore | None = None) -> None:
         self.principal = local_principal(os.getuid())
+        self.until: float | None = None
         self.store = InMemoryIdempotencyStore()
         self.counts = Counters()
         grants = [Grant.of(name, tools, token_of(name)) for name, tools in setup.sets.items()]
@@ -181,8 +182,9 @@ class MemoryHost:
         self._peers: list[Peer] = []
 
     async def caller(self) -> CallerPeer:
-        principal = self.principal
-        peer = CallerPeer(MemoryLink(lambda transport: self._callers.execute(transport, principal)), virtual=True)
+        principal, until = self.principal, self.until
+        link = MemoryLink(lambda transport: self._callers.execute(transport, principal, until))
+        peer = CallerPeer(link, virtual=True)
         self._peers.append(peer)
         return peer
 

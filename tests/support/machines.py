@@ -19,6 +19,14 @@ def with_disk(state: Path, size: str, filled: int = 0) -> Sequence[str]:
     return _script(f'mount -t tmpfs -o size={size},mode=0700 none "{state}"; {fill}exec "$@"')
 
 
+def with_small_disk(state: Path, size: str, left: Path) -> Sequence[str]:
+    """A machine whose state directory, with what is in it, is a disk of its own; what is on it in the end is `left`."""
+    copied = f'mount -t tmpfs -o size={size},mode=0700 none "{left}"; cp -a "{state}/." "{left}"'
+    moved = f'mount --move "{left}" "{state}"'
+    left.mkdir(mode=0o700)
+    return _script(f'{copied}; {moved}; "$@" || code=$?; cp -a "{state}/." "{left}"; exit "${{code:-0}}"')
+
+
 def read_only(*, but: Path) -> Sequence[str]:
     """A machine that can be written to at this place alone, by a user whom nobody knows."""
     but.mkdir(mode=0o700, exist_ok=True)

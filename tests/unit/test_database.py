@@ -311,6 +311,25 @@ async def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
 
     async with Database(path, migrations=NOTES) as database:
         assert await database.read(notes) == ["one"]
+    assert names_in(path.parent) == ["pillion.db"]
+
+
+async def test_a_copy_that_was_cut_off_is_made_anew(path: Path) -> None:
+    async with Database(path, migrations=NOTES) as database:
+        await database.write(adding("one"))
+    put(path.with_name("pillion.db.bak.part"), b"SQLite format 3\0")
+    put(path.with_name("pillion.db.bak.part-journal"), bytes(512))
+
+    async with Database(path, migrations=MORE_NOTES):
+        pass
+
+    assert names_in(path.parent) == ["pillion.db", "pillion.db.v1.1.bak"]
+    async with Database(path.with_name("pillion.db.v1.1.bak"), migrations=NOTES) as database:
+        assert await database.read(notes) == ["one"]
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def kept(*files: Path) -> dict[Path, bytes]:

@@ -23,7 +23,20 @@ from sidecar.calls.result import _KINDS_OF_TOOLS
 from sidecar.calls.state import CallState
 from sidecar.cli import call
 from sidecar.cli.main import BROKEN_PIPE, USAGE
-from sidecar.config import Allow, Artifacts, Audit, Listen, Log, Metrics, Settings, Tls, Tracing, Worker, read
+from sidecar.config import (
+    Allow,
+    Artifacts,
+    Audit,
+    CallerTls,
+    Jwt,
+    Listen,
+    Log,
+    Metrics,
+    Settings,
+    Tracing,
+    Worker,
+    read,
+)
 from sidecar.credentials.settings import _SECTIONS, CredentialSection, CredentialStores
 from sidecar.doors.status import CODES, ENDING_CODES
 from sidecar.wire.limits import WireLimits
@@ -219,7 +232,8 @@ def test_every_limit_is_told_with_its_default(heading: str, kind: type) -> None:
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "[listen]": Listen,
-    "[listen.caller_tls]": Tls,
+    "[listen.caller_jwt]": Jwt,
+    "[listen.caller_tls]": CallerTls,
     "[[allow]]": Allow,
     "[[worker]]": Worker,
     "[credentials]": CredentialStores,

@@ -14,7 +14,14 @@ MODE = (
     'must be "0600", or "0660" for a group as well: to everybody else a socket stays closed; name a group with '
     "socket_group."
 )
-PRINCIPAL = "a principal is written token:NAME, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *."
+PRINCIPAL = "a principal is written token:NAME, jwt:ISSUER#SUB, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *."
+JWT = "[listen.caller_jwt]\nissuer = 'https://id.example'\naudience = 'pillion'\njwks_url = 'https://id.example/jwks'\n"
+ISSUER = "must be the iss of its tokens, such as https://id.example, without blanks, # and *."
+ALGORITHM = "must be 'RS256', 'RS384', 'RS512', 'PS256', 'PS384', 'PS512', 'ES256', 'ES384', 'ES512' or 'EdDSA'."
+KNOWN_OF_JWT = (
+    "5: listen.caller_jwt.secret is not a setting; here there are algorithms, audience, ca_file, issuer, jwks_file, "
+    "jwks_url, leeway, refresh."
+)
 WORKER = '[[worker]]\nname = "main"\ntoken_file = "main.token"\n'
 
 
@@ -142,7 +149,61 @@ def test_no_file_is_needed() -> None:
         ("[listen.caller_tokens]\na = 1\n", "2: listen.caller_tokens.a must be a path in quotes."),
         (
             "[listen.caller_tls]\ncertificate = 'a'\nkey = 'b'\n",
-            "1: listen.caller_tls.client_ca is required and not there.",
+            "1: listen.caller_tls.client_ca is required where there is no [listen.caller_jwt].",
+        ),
+        (JWT.replace("issuer = 'https://id.example'\n", ""), "1: listen.caller_jwt.issuer is required and not there."),
+        (JWT.replace("audience = 'pillion'\n", ""), "1: listen.caller_jwt.audience is required and not there."),
+        (JWT.replace("https://id.example'\nau", "id example'\nau"), f"2: listen.caller_jwt.issuer {ISSUER}"),
+        (JWT.replace("https://id.example'\nau", "https://id.example#a'\nau"), f"2: listen.caller_jwt.issuer {ISSUER}"),
+        (JWT.replace("https://id.example'\nau", "https://*'\nau"), f"2: listen.caller_jwt.issuer {ISSUER}"),
+        (
+            JWT.replace("https://id.example/jwks", "http://id.example/jwks"),
+            (
+                "4: listen.caller_jwt.jwks_url would have keys come unencrypted, and anybody on the way could add one; "
+                "use https."
+            ),
+        ),
+        (
+            JWT.replace("https://id.example/jwks", "https://me:secret@id.example/jwks"),
+            "4: listen.caller_jwt.jwks_url is no https address without user and fragment.",
+        ),
+        (
+            JWT + "jwks_file = 'jwks.json'\n",
+            "1: listen.caller_jwt needs a jwks_url or a jwks_file, and not both.",
+        ),
+        (
+            JWT.replace("jwks_url = 'https://id.example/jwks'\n", ""),
+            "1: listen.caller_jwt needs a jwks_url or a jwks_file, and not both.",
+        ),
+        (
+            JWT.replace("jwks_url = 'https://id.example/jwks'", "jwks_file = 'a'\nca_file = 'b'"),
+            "1: listen.caller_jwt has a ca_file, which is for a jwks_url.",
+        ),
+        (JWT + "algorithms = ['HS256']\n", f"5: listen.caller_jwt.algorithms[1] {ALGORITHM}"),
+        (JWT + "algorithms = ['RS256', 'none']\n", f"5: listen.caller_jwt.algorithms[2] {ALGORITHM}"),
+        (JWT + "algorithms = []\n", "5: listen.caller_jwt.algorithms must not be empty."),
+        (JWT + "leeway = 3600\n", "5: listen.caller_jwt.leeway must be less than or equal to 300."),
+        (JWT + "refresh = 1\n", "5: listen.caller_jwt.refresh must be greater than or equal to 10."),
+        (JWT + "secret = 'a'\n", KNOWN_OF_JWT),
+        (
+            ALLOW.replace("*", "jwt:https://id.example#ann", 1),
+            "2: allow[1].principal is of an issuer of tokens; name it in [listen.caller_jwt].",
+        ),
+        (
+            JWT + ALLOW.replace("*", "jwt:https://id.example/#ann", 1),
+            "6: allow[1].principal is of another issuer; here it is jwt:https://id.example#SUB.",
+        ),
+        (
+            JWT + ALLOW.replace("*", "jwt:https://*", 1),
+            f"6: allow[1].principal is no principal: {PRINCIPAL}",
+        ),
+        (
+            JWT + ALLOW.replace("*", "jwt:https://id.example#ann*", 1),
+            f"6: allow[1].principal is no principal: {PRINCIPAL}",
+        ),
+        (
+            JWT + "[listen]\noperators = ['jwt:https://id.example#*']\n",
+            f"6: listen.operators has one that is none: {PRINCIPAL[:-6]}.",
         ),
         ("[listen]\nsocket_mode = '0666'\n", f"2: listen.socket_mode {MODE}"),
         ("[listen]\nsocket_mode = 0o660\n", f"2: listen.socket_mode {MODE}"),
@@ -195,6 +256,23 @@ def test_every_mistake_is_told_at_once_in_order_of_lines(tmp_path: Path) -> None
         ["11:", "worker[2].instances"],
         ["13:", "limits.calls.patience"],
     ]
+
+
+@pytest.mark.parametrize(
+    "principal",
+    [
+        "jwt:*",
+        "jwt:https://id.example#*",
+        "jwt:https://id.example#ann",
+        "jwt:https://id.example#auth0|*",
+        "jwt:https://id.example#system:serviceaccount:prod:*",
+        "jwt:https://id.example#team/*",
+        "jwt:https://id.example#a b",
+    ],
+)
+def test_rules_for_callers_with_tokens_of_an_issuer(tmp_path: Path, principal: str) -> None:
+    (rule,) = good(tmp_path, JWT + ALLOW.replace("*", principal, 1)).allow
+    assert rule.principal == principal
 
 
 # --- variables and flags

@@ -112,6 +112,15 @@ by_policy("policy says no", Decision(allowed=False, listed=True))
 by_policy("policy fails", None)
 
 
+@happens("the token of the caller's stream has expired", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    stage.host.until = 0.0
+    stage.caller = await stage.host.caller()
+    return await stage.fails()
+
+
 @happens("the sidecar fails in a gate", "no")
 async def _(stage: Stage) -> Failure:
     await stage.open()

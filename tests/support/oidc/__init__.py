@@ -22,14 +22,73 @@ _FORM = re.compile(r"<form[^>]*action=\"([^\"]+)\"(.*?)</form>", re.DOTALL)
 _HIDDEN = re.compile(r"<input[^>]*type=\"hidden\"[^>]*name=\"([^\"]+)\"[^>]*value=\"([^\"]*)\"")
 
 
-def is_missing() -> bool:
-    """Whether this machine lacks what it runs on."""
-    return shutil.which("npm") is None
+def needed() -> None:
+    """Skips a test where this machine lacks what it runs on. CI has that."""
+    if shutil.which("npm") is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI has no npm")
+        pytest.skip("there is no npm on PATH")
+
+
+RESOURCE = "https://pillion.example"
+"""Whom tokens are for that are signed ones."""
+
+
+class Provider:
+    """The provider, while its process runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.issuer = self._line()
+        """Its address."""
+
+    @property
+    def jwks_url(self) -> str:
+        """Where its public keys are."""
+        return f"{self.issuer}/jwks"
+
+    def rotate(self) -> None:
+        """Has it sign with new keys. Those before are still published."""
+        self._say("rotate")
+
+    def withdraw(self) -> None:
+        """Has it publish its newest keys alone."""
+        self._say("withdraw")
+
+    def kill(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+
+    def token(self, client: str = "by-form", scope: str = "read") -> str:
+        """A signed token of a client's own, with this scope; of `brief` one that lives for 4 s."""
+        form = {"grant_type": "client_credentials", "resource": RESOURCE, "scope": scope}
+        form |= {"client_id": client, "client_secret": CLIENT_SECRET}
+        with httpx2.Client(trust_env=False) as http:
+            token: str = http.post(f"{self.issuer}/token", data=form).raise_for_status().json()["access_token"]
+            return token
+
+    def _say(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        assert self._line() == command
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
 
 
 @contextmanager
 def provider() -> Iterator[str]:
     """Its address. It is installed if it is not, and runs inside the block."""
+    with started() as one:
+        yield one.issuer
+
+
+@contextmanager
+def started() -> Iterator[Provider]:
+    """The provider. It is installed if it is not, and runs inside the block."""
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     }
@@ -39,18 +98,14 @@ def provider() -> Iterator[str]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
+            yield Provider(process)
         finally:
             process.kill()
 
 
 def running() -> Iterator[str]:
     """For fixtures: the address of a provider. Where it cannot run a test is skipped, but for in CI."""
-    if is_missing():
-        if os.environ.get("CI"):
-            pytest.fail("CI has no npm")
-        pytest.skip("there is no npm on PATH")
+    needed()
     with provider() as issuer:
         yield issuer
 

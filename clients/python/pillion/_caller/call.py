@@ -12,6 +12,7 @@ from pillion._gen.pillion.v1.frame_pb2 import Frame
 
 if TYPE_CHECKING:
     from pillion._caller.link import Link
+    from pillion._caller.stream import CallStream
 
 PROGRESS_KEPT = 32
 """How many reports of a call are kept for who iterates; older ones give way."""
@@ -106,6 +107,7 @@ class Call:
         "place",
         "resend",
         "since",
+        "stream",
         "tool_call_id",
         "waiter",
     )
@@ -121,6 +123,8 @@ class Call:
         """When this side gives up, on the loop's clock. For the link."""
         self.resend = resend
         """Whether to send it again when its stream is lost. For the link."""
+        self.stream: CallStream | None = None
+        """The stream that it was sent on. For the link."""
         self.place = 0
         """Which frame of its stream its start is. For the link."""
         self.since = 0.0

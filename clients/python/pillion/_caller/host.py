@@ -29,7 +29,7 @@ from pillion._gen.pillion.v1.execute_pb2 import (
     WatchToolsResponse,
 )
 from pillion._wire.channel import Connection, GrpcConnection, StreamEnded, unanswered
-from pillion._wire.security import Security, StrPath, Tls, Token
+from pillion._wire.security import Security, StrPath, Tls, Token, TokenSource
 
 _SERVICE = "/pillion.v1.ToolHostService/"
 _REQUEST_SECONDS = 30.0
@@ -241,7 +241,7 @@ class Host:
     @property
     def in_flight(self) -> int:
         """How many calls were sent and have not ended."""
-        return len(self._link.calls)
+        return self._link.in_flight
 
     @property
     def reconnects(self) -> int:
@@ -282,7 +282,10 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     """Connects to a sidecar, and is closed with its `async with` block: what still runs then is cancelled.
 
     `target` is `unix:/path` or `host:port` of the callers' listener. By TCP it asks for a `token`, which may be in a
-    `token_file`, or for certificates, `tls`; files are read again for each stream. Entering waits until the sidecar
+    `token_file`, or for certificates, `tls`; files are read again for each stream. A token that expires is best given
+    as a function that answers a good one, async or not: it is called for each stream and request, so it should keep
+    what it has. Before the stream's token expires another stream takes its place, and running calls end on theirs.
+    Entering waits until the sidecar
     answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each JSON-RPC method that
     tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if its outcome did not
     come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up to `patience`
@@ -296,7 +299,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
         self,
         target: str,
         *,
-        token: str | Secret | None = None,
+        token: str | Secret | TokenSource | None = None,
         token_file: StrPath | None = None,
         tls: Tls | None = None,
         can_answer: Mapping[str, Handler] | None = None,
@@ -305,7 +308,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
         patience: float = 30.0,
     ) -> None:
         self._target = target
-        self._token = token if token is None or isinstance(token, Secret) else Secret(token)
+        self._token = Secret(token) if isinstance(token, str) else token
         self._token_file = token_file
         self._tls = tls
         self._can_answer = can_answer or {}

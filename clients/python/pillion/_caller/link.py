@@ -1,9 +1,8 @@
-"""The stream that a host's calls share, and those that come after it when it is lost."""
+"""The stream that a host's calls share, and those that come after it when it is lost or its token expires."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import grpc
@@ -11,62 +10,58 @@ import grpc
 from pillion import _failures
 from pillion._caller.call import Call
 from pillion._caller.questions import Questions
-from pillion._facts import CancelReason, Effects, SideEffects, set_seconds
-from pillion._gen.pillion.v1.call_pb2 import CallerHello, StreamErrorReason
-from pillion._gen.pillion.v1.frame_pb2 import Frame
+from pillion._caller.stream import CallStream
+from pillion._facts import CancelReason, Effects, SideEffects
 from pillion._wire.backoff import Backoff
 from pillion._wire.channel import EXECUTE, Connection, StreamEnded
-from pillion._wire.outbox import Limits
-from pillion._wire.stream import FrameStream
 
 _log = logging.getLogger("pillion")
 
 _TICK = 0.1
 _CLOSING = 2.0
-_HOPELESS = frozenset(
-    (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-)
-_NO_VERSION = StreamErrorReason.STREAM_ERROR_REASON_VERSION
+_UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+_HOPELESS = frozenset((_UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED))
+_SHARE = 0.2
+_EARLY = (5.0, 60.0)
+"""How long before its token expires a stream is renewed: a share of its time, and from this to that many seconds."""
+_ASK_AGAIN = 5.0
 
 
 class Link:
-    """Sends calls and hands on what comes. There is one task for the stream, and none for a call."""
+    """Sends calls on the newest stream. There is one task for each stream, and none for a call."""
 
     def __init__(self, connection: Connection, questions: Questions, *, patience: float) -> None:
         self.loop = asyncio.get_running_loop()
-        self.calls: dict[int, Call] = {}
-        """Those that were sent and did not end."""
         self.effects: dict[str, Effects] = {}
         """What is known of what tools do."""
         self.reconnects = 0
         """How many streams were lost."""
-        self.instance_id: str | None = None
-        """The sidecar process at the other end; `None` while there is none."""
         self._connection = connection
         self._questions = questions
         self._patience = patience
-        self._stream: FrameStream | None = None
-        self._limits = Limits()
-        self._open = False
+        self._streams: dict[CallStream, asyncio.Task[StreamEnded]] = {}
+        """All that are not over: the one that takes calls, and those that came before it and have some."""
+        self._current: CallStream | None = None
+        """The one that takes calls."""
         self._opened: asyncio.Future[None] = self.loop.create_future()
         self._waiting: deque[Call] = deque()
-        self._last_id = 0
         self._keeper: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._ended: _failures.PillionError | None = None
-        self._handlers: Mapping[str | None, Callable[[Frame], None]] = {
-            "started": self._started,
-            "progress": self._progress,
-            "outcome": self._outcome,
-            "caller_request": self._asked,
-            "consent": self._consent,
-            "superseded": self._superseded,
-            "host_hello": self._hello,
-            "stream_error": self._error,
-            "ping": self._ping,
-        }
+        self._refusal = ""
+        """Why the last stream did not come to be."""
 
-    # --- the stream
+    @property
+    def instance_id(self) -> str | None:
+        """The sidecar process at the other end; `None` while there is none."""
+        return None if self._current is None else self._current.instance_id
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls were sent and did not end."""
+        return sum(len(stream.calls) for stream in self._streams)
+
+    # --- streams
 
     async def open(self, timeout: float | None) -> None:
         """Returns once the sidecar has answered.
@@ -80,6 +75,7 @@ class Link:
         except TimeoutError:
             raise _failures.ConnectionFailed(
                 f"The sidecar did not answer within {timeout:g} s: is it running, and is this its callers' listener?"
+                f"{self._refusal and f' The last try ended{self._refusal}'}"
             ) from None
 
     @property
@@ -88,17 +84,19 @@ class Link:
         return bool(self._questions.methods)
 
     async def close(self) -> None:
-        """Ends the stream. What still runs is cancelled, and fails here as `StreamLost`."""
+        """Ends the streams. What still runs is cancelled, and fails here as `StreamLost`."""
         if self._ended is None:
             self._ended = _failures.Closed("The connection was closed.")
-        if self._open and self._stream is not None and not self.calls:
-            self._stream.finish()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSING):
-                    await asyncio.shield(self._keeper or self._opened)
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._current is not None and not self._current.calls:
+            self._current.retire()
+            await asyncio.wait((self._streams[self._current],), timeout=_CLOSING)
+        running = tuple(self._streams.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         self._fail_waiting(self._ended)
         await self._questions.close()
         if self._ticker is not None:
@@ -109,40 +107,108 @@ class Link:
     async def _keep(self) -> None:
         backoff = Backoff()
         try:
-            while not self._is_over():
-                ended = await self._one_stream(wait_for_ready=not self._opened.done())
-                if self._is_over():
-                    return
-                if ended.code in _HOPELESS:
+            while self._ended is None:
+                ended = await self._one_stream(backoff)
+                if ended is None:
+                    continue
+                if self._is_hopeless(ended):
                     self._give_up(ended)
                     return
-                if self._open:
-                    backoff.reset()
-                self._lost()
-                _log.info("the stream to the sidecar was lost: %s", ended.code.name if ended.code else "ended")
+                code = ended.code.name if ended.code else "ended"
+                self._refusal = f": {code}: {ended.details}" if ended.details else ""
+                _log.info("the stream to the sidecar was lost: %s", code)
                 await asyncio.sleep(backoff.next())
         except Exception:  # noqa: BLE001  # nobody else would tell who waits
             _log.exception("the connection cannot go on")
             self._end_all(_failures.ConnectionFailed("The connection failed on this side; the log says why."))
+            for task in self._streams.values():
+                task.cancel()
+
+    async def _one_stream(self, backoff: Backoff) -> StreamEnded | None:
+        """Opens another stream in place of the one there is; answers how it ended, or nothing once it is to be renewed.
+
+        What there was takes calls until the sidecar has answered, and then ends with those it has.
+        """
+        connection = self._connection
+        await connection.prepare(anew=not self._streams)
+        shown = connection.shown
+        transport = connection.open(EXECUTE, wait_for_ready=not self._opened.done())
+        stream = CallStream(transport, self._questions, on_room=self._serve, on_no_version=self._no_version)
+        running = self._streams[stream] = self.loop.create_task(self._run(stream))
+        await asyncio.wait((running, stream.opened), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            before, self._current = self._current, stream
+            if before is not None:
+                before.retire()
+            backoff.reset()
+            if not self._opened.done():
+                self._opened.set_result(None)
+            self._serve()
+            if connection.renewable and await self._is_to_be_renewed(stream, running, shown):
+                return None
+            await asyncio.wait((running,))
+        return running.result()
+
+    async def _is_to_be_renewed(self, stream: CallStream, running: asyncio.Task[StreamEnded], shown: object) -> bool:
+        """Whether there is something newer to show, waited for until shortly before the stream takes no more calls.
+
+        False: it does not expire, or was lost before. While there is nothing newer it is looked for again.
+        """
+        expires_in = await stream.expires_in()
+        if expires_in is None:
+            return False
+        expires_at = self.loop.time() + expires_in
+        least, most = _EARLY
+        # Half of its time at the most, where it has little.
+        wait = expires_in - min(max(expires_in * _SHARE, least), most, expires_in / 2)
+        while True:
+            await asyncio.wait((running,), timeout=wait)
+            if running.done():
+                return False
+            await self._connection.prepare()
+            if self._connection.shown != shown:
+                return True
+            wait = min(max((expires_at - self.loop.time()) * _SHARE, _TICK), _ASK_AGAIN)
+
+    async def _run(self, stream: CallStream) -> StreamEnded:
+        try:
+            return await stream.run()
         finally:
-            self._lost()
+            del self._streams[stream]
+            self._over(stream)
 
-    def _is_over(self) -> bool:
-        return self._ended is not None
+    def _over(self, stream: CallStream) -> None:
+        """A stream is gone, and what ran on it is decided."""
+        if stream is self._current:
+            self._current = None
+            self.reconnects += self._ended is None
+        again: list[Call] = []
+        for call in stream.calls.values():
+            unsent = call.place > stream.handed_over
+            if self._ended is None and call.outcome is None and (unsent or call.resend):
+                call.since = self.loop.time()
+                again.append(call)
+            else:
+                call.end(self._loss(call, unsent=unsent))
+        stream.calls.clear()
+        self._waiting.extendleft(reversed(again))
+        self._tick_soon()
 
-    async def _one_stream(self, *, wait_for_ready: bool) -> StreamEnded:
-        await self._connection.prepare(anew=True)
-        stream = FrameStream(self._connection.open(EXECUTE, wait_for_ready=wait_for_ready), self._handlers)
-        stream.on_room = self._serve
-        self._stream = stream
-        self._last_id = 0
-        stream.send(Frame(caller_hello=CallerHello(can_answer=self._questions.methods)))
-        return await stream.run()
+    def _is_hopeless(self, ended: StreamEnded) -> bool:
+        """Whether no other stream would come to be either."""
+        if self._current is not None or ended.code not in _HOPELESS:
+            return False
+        # What is shown may be another thing the next time, and has been taken before.
+        return not (ended.code is _UNAUTHENTICATED and self._connection.renewable and self._opened.done())
 
     def _give_up(self, ended: StreamEnded) -> None:
         code = ended.code.name if ended.code is not None else "OK"
         cls = _failures.ConnectionFailed if ended.code is grpc.StatusCode.UNIMPLEMENTED else _failures.NotAuthenticated
         self._end_all(cls(f"The sidecar turns this caller away: {code}: {ended.details}"))
+
+    def _no_version(self, message: str) -> None:
+        if self._ended is None:
+            self._end_all(_failures.ConnectionFailed(f"No protocol is spoken by both: {message}"))
 
     def _end_all(self, error: _failures.ConnectionFailed) -> None:
         """There will be no other stream."""
@@ -150,27 +216,6 @@ class Link:
         if not self._opened.done():
             self._opened.set_exception(error)
         self._fail_waiting(error)
-
-    def _lost(self) -> None:
-        """The stream is gone, and what ran on it is decided."""
-        stream, self._stream = self._stream, None
-        if self._open:
-            self.reconnects += 1
-        self._open = False
-        self.instance_id = None
-        self._questions.withdraw()
-        calls, self.calls = self.calls, {}
-        handed_over = stream.outbox.handed_over if stream is not None else 0
-        again: list[Call] = []
-        for call in calls.values():
-            unsent = call.place > handed_over
-            if self._ended is None and call.outcome is None and (unsent or call.resend):
-                call.since = self.loop.time()
-                again.append(call)
-            else:
-                call.end(self._loss(call, unsent=unsent))
-        self._waiting.extendleft(reversed(again))
-        self._tick_soon()
 
     def _loss(self, call: Call, *, unsent: bool) -> _failures.StreamLost:
         harmless = unsent or self.effects.get(call.first.start.tool) is Effects.READ
@@ -184,13 +229,13 @@ class Link:
 
     def begin_now(self, call: Call) -> bool:
         """Sends a call, if that can be done at once."""
-        stream = self._stream
-        if self._open and stream is not None and not self._waiting and len(self.calls) < self._limits.in_flight:
-            if stream.crowded:
-                return False
-            self._send(call, stream)
-            return True
-        return False
+        stream = self._current
+        if stream is None or self._waiting or not stream.has_room:
+            return False
+        stream.send(call, 0.0)
+        if call.deadline is not None and self._ticker is None:
+            self._tick_soon()
+        return True
 
     async def begin(self, call: Call) -> None:
         """Sends a call as soon as that can be done, in order."""
@@ -211,28 +256,6 @@ class Link:
         finally:
             call.waiter = None
 
-    def _send(self, call: Call, stream: FrameStream, *, waited: bool = False) -> None:
-        self._last_id = call.id = self._last_id + 1
-        frame = call.first
-        frame.call = call.id
-        if waited and call.deadline is not None:  # its time went on
-            frame.start.timeout.Clear()
-            set_seconds(frame.start.timeout, max(0.001, call.deadline - call.grace - self.loop.time()))
-        self.calls[call.id] = call
-        data = frame.SerializeToString()
-        if len(data) > self._limits.frame_bytes:
-            del self.calls[call.id]
-            call.end(
-                _failures.InvalidArguments(
-                    f"The call has {len(data):,} bytes, and a frame has at most {self._limits.frame_bytes:,}; "
-                    "hand large data over as an artifact."
-                )
-            )
-            return
-        call.place = stream.outbox.control(data)
-        if call.deadline is not None and self._ticker is None:
-            self._tick_soon()
-
     def cancel(self, call: Call, reason: CancelReason) -> None:
         """Asks a call to stop. One that was not sent ends at once."""
         if call.outcome is not None:
@@ -240,10 +263,8 @@ class Link:
         if call in self._waiting:
             self._waiting.remove(call)
             self._end_waiting(call, _failures.CallCancelled("The call was cancelled before it was sent."))
-        elif call.id in self.calls and self._stream is not None:
-            frame = Frame(call=call.id)
-            frame.cancel.reason = reason.value  # type: ignore[assignment]  # the same numbers
-            self._stream.send(frame)
+        elif call.stream is not None:
+            call.stream.cancel(call, reason)
 
     def leave(self, call: Call) -> None:
         """Nobody waits for a call any more: asks it to stop, and forgets it. Its slot is free with its outcome."""
@@ -254,12 +275,10 @@ class Link:
 
     def _serve(self) -> None:
         """Sends what waits, as far as that can be done."""
-        stream = self._stream
-        while self._waiting and self._open and stream is not None and not stream.crowded:
-            if len(self.calls) >= self._limits.in_flight:
-                return
+        while self._waiting and self._current is not None and self._current.has_room:
             call = self._waiting.popleft()
-            self._send(call, stream, waited=True)
+            self._current.send(call, self.loop.time(), waited=True)
+            self._tick_soon()
             if call.waiter is not None and not call.waiter.done():
                 call.waiter.set_result(None)
 
@@ -275,10 +294,10 @@ class Link:
 
     # --- time
 
-    def _grace_over(self, call: Call) -> None:
+    def _grace_over(self, call: Call, stream: CallStream) -> None:
         """A call's outcome did not come in time: it ends here."""
-        self.cancel(call, CancelReason.DEADLINE)
-        self.calls.pop(call.id, None)
+        stream.cancel(call, CancelReason.DEADLINE)
+        stream.forget(call)
         call.end(
             _failures.CallTimedOut(
                 "The sidecar did not say in time how the call ended.", side_effects=SideEffects.POSSIBLE
@@ -286,79 +305,27 @@ class Link:
         )
 
     def _tick_soon(self) -> None:
-        if self._ticker is None and (self._waiting or self.calls) and not self.loop.is_closed():
+        if self._ticker is None and (self._waiting or self.in_flight) and not self.loop.is_closed():
             self._ticker = self.loop.call_later(_TICK, self._tick)
 
     def _tick(self) -> None:
         self._ticker = None
         now = self.loop.time()
-        for call in [call for call in self.calls.values() if call.deadline is not None and now > call.deadline]:
-            self._grace_over(call)
+        for stream in tuple(self._streams):
+            late = [call for call in stream.calls.values() if call.deadline is not None and now > call.deadline]
+            for call in late:
+                self._grace_over(call, stream)
         for call in tuple(self._waiting) if self._waiting else ():
             if call.deadline is not None and now > call.deadline - call.grace:
                 self._waiting.remove(call)
                 self._end_waiting(call, _failures.CallTimedOut("The call's time passed before it could be sent."))
-            elif call.deadline is None and not self._open and now - call.since > self._patience:
+            elif call.deadline is None and self._current is None and now - call.since > self._patience:
                 self._waiting.remove(call)
                 self._end_waiting(
                     call,
                     _failures.Unreachable(
-                        f"The connection to the sidecar did not come back within {self._patience:g} s.", retryable=True
+                        f"The connection to the sidecar did not come back within {self._patience:g} s{self._refusal}",
+                        retryable=True,
                     ),
                 )
         self._tick_soon()
-
-    # --- frames
-
-    def _started(self, frame: Frame) -> None:
-        call = self.calls.get(frame.call)
-        if call is not None:
-            call.started(frame)
-
-    def _progress(self, frame: Frame) -> None:
-        call = self.calls.get(frame.call)
-        if call is not None:
-            call.reported(frame)
-
-    def _outcome(self, frame: Frame) -> None:
-        call = self.calls.pop(frame.call, None)
-        if call is not None:
-            call.decided(frame)
-            if self._waiting:
-                self._serve()
-
-    def _superseded(self, frame: Frame) -> None:
-        call = self.calls.pop(frame.call, None)
-        if call is not None:
-            call.end(_failures.CallCancelled("Another follower took the call over."))
-
-    def _asked(self, frame: Frame) -> None:
-        if self._stream is not None:
-            self._questions.ask(frame, self._stream)
-
-    def _consent(self, frame: Frame) -> None:
-        self._questions.consent(frame)
-
-    def _hello(self, frame: Frame) -> None:
-        hello = frame.host_hello
-        limits = hello.limits
-        self._limits = Limits(limits.max_frame_bytes, limits.max_inline_bytes, limits.max_in_flight or 1)
-        if self._stream is not None:
-            self._stream.outbox.limits = self._limits
-        self.instance_id = hello.instance_id
-        self._open = True
-        if not self._opened.done():
-            self._opened.set_result(None)
-        self._serve()
-
-    def _error(self, frame: Frame) -> None:
-        error = frame.stream_error
-        _log.warning("the sidecar complains of this stream: %s", error.message)
-        if error.reason == _NO_VERSION and self._ended is None:
-            self._end_all(_failures.ConnectionFailed(f"No protocol is spoken by both: {error.message}"))
-
-    def _ping(self, frame: Frame) -> None:
-        answer = Frame()
-        answer.pong.nonce = frame.ping.nonce
-        if self._stream is not None:
-            self._stream.send(answer)

@@ -52,7 +52,8 @@ class Questions:
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = dict(handlers)
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], FrameStream | None] = {}
+        """By the stream that they answer on, if they do."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ class Questions:
             return
         tool = request.origin.tool if request.HasField("origin") else None
         question = Question(request.method, params, seconds_of(request.timeout), tool)
-        self._spawn(self._answer(handler, question, frame.call, request.request_id, stream))
+        self._spawn(self._answer(handler, question, frame.call, request.request_id, stream), stream)
 
     def consent(self, frame: Frame) -> None:
         """Tells the caller where a person authorises a service. There is no answer."""
@@ -87,22 +88,24 @@ class Questions:
         if handler is not None and len(self._open) < _AT_ONCE:
             consent = frame.consent
             question = Question(_CONSENT, {"service": consent.service, "url": consent.url}, 0.0, None)
-            self._spawn(self._tell(handler, question))
+            self._spawn(self._tell(handler, question), None)
 
-    def withdraw(self) -> None:
-        """The stream is gone: nobody waits for answers any more."""
-        for task in self._open:
-            task.cancel()
+    def withdraw(self, stream: FrameStream) -> None:
+        """A stream is gone: nobody waits for answers on it any more."""
+        for task, on in self._open.items():
+            if on is stream:
+                task.cancel()
 
     async def close(self) -> None:
         """Ends the handlers that run."""
-        self.withdraw()
+        for task in self._open:
+            task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any, stream: FrameStream | None) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        self._open[task] = stream
+        task.add_done_callback(self._open.pop)
 
     async def _tell(self, handler: Handler, question: Question) -> None:
         try:

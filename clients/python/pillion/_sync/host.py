@@ -19,7 +19,7 @@ from pillion._sync.artifacts import Artifacts
 from pillion._sync.portal import Portal, following
 from pillion._sync.transport import BlockingConnection
 from pillion._wire.channel import Connection
-from pillion._wire.security import Security, StrPath, Tls
+from pillion._wire.security import Security, StrPath, Tls, TokenSource
 
 PlainHandler = Callable[[Question], Any]
 """Answers a question with a JSON value, in a thread of its own; `None` is an answer without a value."""
@@ -167,7 +167,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `with pillion.sync.conn
         self,
         target: str | grpc.Channel,
         *,
-        token: str | Secret | None = None,
+        token: str | Secret | TokenSource | None = None,
         token_file: StrPath | None = None,
         tls: Tls | None = None,
         can_answer: Mapping[str, PlainHandler] | None = None,

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from pillion._wire.channel import BULK_OPTIONS, OPTIONS, Metadata, StreamEnded, ended, unanswered
+from pillion._wire.channel import BULK_OPTIONS, OPTIONS, Metadata, StreamEnded, ended, seconds_in, unanswered
 from pillion._wire.security import Security, Shown
 
 _READ_AHEAD = 4
@@ -75,6 +75,11 @@ class BlockingTransport:
         self._written.put(None)
         self._credit.release()
 
+    async def expires_in(self) -> float | None:
+        """In how many seconds from its opening the sidecar takes no new calls on it, if it says so."""
+        work = self._call.initial_metadata
+        return seconds_in(await self._loop.run_in_executor(None, work))
+
     def _requests(self) -> Iterator[bytes]:
         while (entry := self._written.get()) is not None:
             message, taken = entry
@@ -109,6 +114,16 @@ class BlockingConnection:
         self._bulk: Any = None
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the token that is shown may be another one later."""
+        return self._security.renewable
+
+    @property
+    def shown(self) -> object:
+        """What stands for the token that is shown now."""
+        return self._metadata
 
     async def prepare(self, *, anew: bool = False) -> None:
         """Looks again at the token, and anew at the certificates.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import anyio.lowlevel
@@ -43,6 +44,7 @@ ATTACH = "/pillion.v1.WorkerHostService/Attach"
 UPLOAD = "/pillion.v1.ArtifactService/Upload"
 DOWNLOAD = "/pillion.v1.ArtifactService/Download"
 _DETAILS = "grpc-status-details-bin"
+_EXPIRES_IN = "pillion-expires-in"
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -95,9 +97,26 @@ class Transport(Protocol):
         """Drops the stream."""
         ...
 
+    async def expires_in(self) -> float | None:
+        """In how many seconds from its opening the sidecar takes no new calls on it; `None`: it says nothing of that.
+
+        To be asked once a message was read.
+        """
+        ...
+
 
 class Connection(Protocol):
     """A way to a sidecar: opens streams and sends requests."""
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the token that is shown may be another one later."""
+        ...
+
+    @property
+    def shown(self) -> object:
+        """What stands for the token that is shown now: another token, another thing."""
+        ...
 
     async def prepare(self, *, anew: bool = False) -> None:
         """Looks again at what is shown of this side. To be awaited before anything else, and before each stream.
@@ -200,6 +219,13 @@ class GrpcTransport:
         self._dropped = True
         self._call.cancel()
 
+    async def expires_in(self) -> float | None:
+        """In how many seconds from its opening the sidecar takes no new calls on it, if it says so."""
+        try:
+            return seconds_in(await self._call.initial_metadata())
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            return None
+
     def _raise_if_dropped(self) -> None:
         """A stream that was dropped here reads as a cancellation, which is not one of the task that reads."""
         task = asyncio.current_task()
@@ -218,6 +244,16 @@ class GrpcConnection:
         self._bulk: Any = None
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the token that is shown may be another one later."""
+        return self._security.renewable
+
+    @property
+    def shown(self) -> object:
+        """What stands for the token that is shown now."""
+        return self._metadata
 
     async def prepare(self, *, anew: bool = False) -> None:
         """Looks again at the token, and anew at the certificates.
@@ -280,6 +316,15 @@ class GrpcConnection:
         for channel in (bulk, self._channel):
             if channel is not None:
                 await channel.close()
+
+
+def seconds_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | None:
+    """What the metadata before the first message says of when a stream expires."""
+    for key, value in metadata or ():
+        if key == _EXPIRES_IN:
+            with suppress(ValueError):
+                return max(0.0, float(value))
+    return None
 
 
 def ended(error: Any) -> StreamEnded:

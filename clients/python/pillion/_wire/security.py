@@ -1,10 +1,12 @@
 """What a connection shows of itself, and whom it believes: tokens and certificates."""
 
 import asyncio
+import inspect
 import ipaddress
 import logging
 import os
 import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -17,6 +19,7 @@ from pillion._failures import CannotConnect
 _log = logging.getLogger("pillion")
 
 StrPath = str | os.PathLike[str]
+_SOURCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +37,65 @@ class Tls:
     server_name: str | None = None
 
 
-class Token:
-    """A token, as it was given or as it is in a file, whose first line is read again for each stream."""
+TokenSource = Callable[[], str | Secret | Awaitable[str | Secret]]
+"""What answers the token to show, newly each time or the same one while that is good."""
 
-    def __init__(self, given: str | Secret | None, file: StrPath | None) -> None:
+
+class Token:
+    """A token: as it was given, as it is in a file, whose first line is read again for each stream, or of a source."""
+
+    def __init__(self, given: str | Secret | TokenSource | None, file: StrPath | None) -> None:
         if given is not None and file is not None:
             raise CannotConnect("There is a token and a token_file; pass one of them.")
-        self._given = given if given is None or isinstance(given, Secret) else Secret(given)
+        self._given = Secret(given) if isinstance(given, str) else given if isinstance(given, Secret) else None
+        self._source = given if callable(given) else None
         self._file = Path(file) if file is not None else None
         self._last: Secret | None = None
 
     @property
     def exists(self) -> bool:
         """Whether there is one at all."""
-        return self._given is not None or self._file is not None
+        return self._given is not None or self.renewable
+
+    @property
+    def renewable(self) -> bool:
+        """Whether it may be another one later."""
+        return self._source is not None or self._file is not None
 
     async def shown(self) -> str | None:
-        """The token now; `None` where there is none. A file that cannot be read any more leaves it as it was.
+        """The token now; `None` where there is none. A file or source that fails later leaves it as it was.
 
-        :raises CannotConnect: if it could not be read from the start, or holds none.
+        :raises CannotConnect: if it could not be had from the start.
         """
-        if self._file is None:
+        if not self.renewable:
             return None if self._given is None else self._given.reveal()
         try:
-            self._last = await asyncio.to_thread(_first_line, self._file)
+            self._last = await self._read()
         except CannotConnect as error:
             if self._last is None:
                 raise
             _log.warning("the token of before is used on: %s", error)
         return self._last.reveal()
+
+    async def _read(self) -> Secret:
+        if self._source is None:
+            return await asyncio.to_thread(_first_line, self._file or Path())
+        try:
+            async with asyncio.timeout(_SOURCE_SECONDS):
+                # One that is not a coroutine function may take its time, so it does not on the event loop.
+                is_async = inspect.iscoroutinefunction(self._source)
+                answer = self._source() if is_async else await asyncio.to_thread(self._source)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+        except TimeoutError:
+            raise CannotConnect(f"The token source did not answer within {_SOURCE_SECONDS:g} s.") from None
+        except Exception as error:
+            raise CannotConnect(f"The token source failed: {type(error).__name__}.") from error
+        # Whatever its type says.
+        text: object = answer.reveal() if isinstance(answer, Secret) else answer
+        if not isinstance(text, str) or not text.strip():
+            raise CannotConnect("The token source answered no token.")
+        return Secret(text.strip())
 
 
 _Pem = tuple[bytes | None, bytes | None, bytes | None]
@@ -108,6 +141,11 @@ class Security:
                 raise CannotConnect("A certificate and its key belong together; pass both.")
         if self._token.exists:
             self.keep_token()
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the token may be another one later."""
+        return self._token.renewable
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
