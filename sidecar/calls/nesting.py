@@ -1,7 +1,6 @@
 """Calls that running tools make: through every gate, inside the call that made them."""
 
 import asyncio
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
@@ -89,7 +88,7 @@ class _OuterCaller:
         self._outer = outer
 
     @property
-    def answerable(self) -> Collection[str] | None:
+    def answerable(self) -> frozenset[str] | None:
         """What the caller can be asked."""
         return self._outer.caller.answerable
 

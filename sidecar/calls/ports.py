@@ -1,6 +1,6 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -35,7 +35,7 @@ class Caller(Protocol):
     """Its unfinished calls, counted by the calls themselves."""
 
     @property
-    def answerable(self) -> Collection[str] | None:
+    def answerable(self) -> frozenset[str] | None:
         """The methods that it can be asked; `None`: there is no way back to it."""
         ...
 

@@ -44,7 +44,7 @@ class ExecuteSession:
         """`until`: when what the caller has shown expires, in seconds since the Unix epoch; `None`: it does not."""
         self.principal = principal
         self.in_flight = 0
-        self.answerable: Collection[str] | None = frozenset()
+        self.answerable: frozenset[str] | None = frozenset()
         self.gone = False
         self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "start": self._start,
