@@ -4,10 +4,13 @@ import faulthandler
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.integration.listening import Place
 from tests.support import calling
+from tests.support.issuers import Issuer
 from tests.support.programs import Program, build_examples, missing_toolchains
 
 Run = Callable[..., Program]
@@ -50,3 +53,17 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[calling.Progra
         sidecar.send_signal(signal.SIGTERM)
         sidecar.communicate(timeout=30)
         assert sidecar.returncode == 0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Where a sidecar has its files, and certificates to show it."""
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def issuer() -> Issuer:
+    """An issuer of tokens with one key, of the usual kind."""
+    issuer = Issuer()
+    issuer.add("one")
+    return issuer

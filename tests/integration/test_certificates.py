@@ -48,11 +48,6 @@ NAMED: dict[str, tuple[tuple[str | x509.GeneralName, ...], str | None]] = {
 
 
 @pytest.fixture
-def place(tmp_path: Any) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def address() -> str:
     return EVERYWHERE[0]
 

@@ -34,18 +34,6 @@ BRIEF = 3.0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def issuer() -> Issuer:
-    issuer = Issuer()
-    issuer.add("one")
-    return issuer
-
-
-@pytest.fixture
 async def host(place: Place, issuer: Issuer) -> AsyncIterator[Listening]:
     """Takes tokens of the issuer to the second."""
     serving = Listening(place.by_jwt(jwt=by_file(place, issuer, leeway=0)))

@@ -4,7 +4,6 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import jwt
 import pytest
@@ -28,19 +27,6 @@ from tests.support import attach, on_unix
 from tests.support.certificates import Authority
 from tests.support.http_stand_in import Answered, HttpStandIn
 from tests.support.issuers import AUDIENCE, ISSUER, Issuer
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def issuer() -> Issuer:
-    """With a key of the usual kind."""
-    issuer = Issuer()
-    issuer.add("one")
-    return issuer
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -171,19 +170,6 @@ REFUSED: dict[str, tuple[Callable[[Issuer], str | None], str]] = {
         "The token is over 8,192 characters; leave away what is not needed in it.",
     ),
 }
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def issuer() -> Issuer:
-    """With a key of the usual kind."""
-    issuer = Issuer()
-    issuer.add("one")
-    return issuer
 
 
 @pytest.fixture

@@ -36,11 +36,6 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
 async def host(place: Place, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listening]:
     """Off loopback, with a certificate of its own alone, for tokens of the provider."""
     monkeypatch.setattr(issuer_keys, "LEAST_SECONDS", 0.0)

@@ -48,11 +48,6 @@ CASES: dict[str, tuple[str, dict[str, str], Any]] = {
 }
 
 
-@pytest.fixture
-def place(tmp_path: Any) -> Place:
-    return Place(tmp_path)
-
-
 def ruled(place: Place, rules: list[dict[str, Any]]) -> Settings:
     settings = place.settings({"callers": "127.0.0.1:0", "caller_tokens": place.tokens}, rules)
     worker = settings.worker[0].model_copy(update={"tools": frozenset("*")})

@@ -47,11 +47,6 @@ async def pillion_does(*arguments: str, **environment: str) -> Done:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
 async def by_token(place: Place) -> AsyncIterator[Listening]:
     host = Listening(place.by_token("[::1]:0", operators=["token:backend"]))
     await host.open()

@@ -46,11 +46,6 @@ REFUSED: dict[str, tuple[tuple[str, str | bytes], ...]] = {
 
 
 @pytest.fixture
-def place(tmp_path: Any) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
 def address() -> str:
     return LOOPBACK[0]
 
