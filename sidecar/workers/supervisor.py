@@ -18,6 +18,9 @@ from sidecar.workers.worker_set import WorkerSet
 
 _log = logging.getLogger(__name__)
 
+# More would take hours to come to, and in the end be no number any more.
+_MOST_DOUBLINGS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -86,7 +89,8 @@ class Supervisor:
                 return
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
-            pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311  # no secret
+            longest = min(limits.restart_at_most, limits.restart_first * 2.0 ** min(failures, _MOST_DOUBLINGS))
+            pause = random.uniform(0, longest)  # noqa: S311  # no secret
             self._counters.add("restarts")
             self._counters.add(f"restarts.{launch.name}")
             _log.warning("worker %s (%d): %s; next try in %.1f s", launch.name, number + 1, why, pause)

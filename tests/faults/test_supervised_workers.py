@@ -175,6 +175,14 @@ async def test_a_process_that_exits_at_once(supervise: Supervise, said: Said, in
     await others_are_served(host)
 
 
+async def test_a_process_that_has_failed_for_ever_is_still_started_again(supervise: Supervise, inside: Inside) -> None:
+    # A pause that doubles is beyond every float after 1,024 failures, which is hours where pauses are as by default.
+    limits = WorkerLimits(restart_first=1e-9, restart_at_most=1e-9)
+    host = await supervise("/is/not/there", limits=limits)
+    await until(lambda: inside.counts.get("restarts", 0) > 1_100, "start number 1,100")
+    await others_are_served(host)
+
+
 async def test_a_process_that_is_ended_by_a_signal(supervise: Supervise, said: Said) -> None:
     host = await supervise(*script("import os; os.kill(os.getpid(), 11)"))
     await said.so("worker started (1): ended by signal 11; next try in ")
