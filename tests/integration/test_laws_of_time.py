@@ -358,11 +358,38 @@ async def test_law_6_a_tool_with_an_impossible_clock_is_refused_by_name(host: Ho
 
 
 @everywhere
-async def test_law_6_a_far_deadline_is_no_overflow(host: Host) -> None:
+@pytest.mark.parametrize("far", [2**62, 2**63 - 1])
+@pytest.mark.parametrize("name", ["timeout", "idle_timeout", "human_timeout"])
+async def test_law_6_a_far_time_is_no_overflow(host: Host, name: str, far: int) -> None:
     worker, caller = await attach(host), await host.caller()
     frame = Frame(call=1)
     frame.start.tool = "echo"
-    frame.start.timeout.seconds = 2**62
+    getattr(frame.start, name).seconds = far
     await caller.send(frame)
     await worker.result((await worker.next_invoke()).call)
     assert (await caller.outcome(1)).HasField("result")
+
+
+async def test_law_6_a_far_deadline_harms_no_other_call(host: Host) -> None:
+    worker = await attach(host, concurrency=1)
+    caller, other = await host.caller(), await host.caller()
+    call = await other.start()
+    run = (await worker.next_invoke()).call
+    frame = Frame(call=1)
+    frame.start.tool = "echo"
+    frame.start.timeout.seconds = 2**63 - 1
+    await caller.send(frame)
+    await caller.flush()
+    await worker.result(run)
+    await worker.result((await worker.next_invoke()).call)
+    for outcome in (await other.outcome(call), await caller.outcome(1)):
+        assert outcome.HasField("result")
+
+
+async def test_law_6_a_tool_may_name_a_far_time(host: Host) -> None:
+    far = tool()
+    far.default_timeout.seconds = far.max_timeout.seconds = 2**63 - 1
+    worker, caller = await attach(host, far), await host.caller()
+    call = await caller.start()
+    await worker.result((await worker.next_invoke()).call)
+    assert (await caller.outcome(call)).HasField("result")
