@@ -164,7 +164,8 @@ class Supervisor:
     async def _end(self, workers: WorkerSet, holder: str, process: WorkerProcess) -> None:
         """Lets a process finish what it runs, asks it to end, and kills it and all that came of it if it does not."""
         instance = workers.of_holder(holder)
-        if instance is not None and not process.exited.done():
+        # At the stop all calls have ended: what a tool still does, nobody waits for.
+        if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
             idle = asyncio.ensure_future(instance.until_idle())
             await asyncio.wait((idle, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)
