@@ -151,11 +151,14 @@ class Supervisor:
                 timeout = unattached_since + self._limits.attach_within - loop.time()
                 if timeout <= 0:
                     return f"did not attach within {self._limits.attach_within:g} s and was ended"
-            changed = asyncio.ensure_future(self._catalogue.changed())
-            done, _ = await asyncio.wait(
-                (changed, process.exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            changed.cancel()
+            # Asked for before anything else can happen, so that nothing that does is missed.
+            changed = self._catalogue.changed()
+            try:
+                done, _ = await asyncio.wait(
+                    (changed, process.exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                changed.cancel()
             if process.exited in done:
                 return _how(process.exited.result())
             if workers.was_quarantined(holder):
