@@ -240,7 +240,7 @@ async def test_a_reload_that_fails_in_whatever_way_changes_nothing(
         sidecar = await tasks.start(serve, source)
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(_PATIENCE):
-            while "the settings were not reloaded, and those before stay" not in caplog.text:
+            while "the settings were not reloaded, and those before stay" not in caplog.text:  # noqa: ASYNC110  # a log
                 await asyncio.sleep(0.01)
         assert not sidecar.stopping.is_set()
         sidecar.stop(0)

@@ -59,9 +59,9 @@ def test_an_argument_that_is_not_utf_8_is_refused_in_a_sentence(program: Program
 
 def shell(program: Program, redirected: str) -> "subprocess.CompletedProcess[str]":
     """A call with its output elsewhere."""
+    command = f'"$0" -m sidecar call count --arg to=1 --config "$1" {redirected}'
     return subprocess.run(
-        ["sh", "-c", f'"$@" {redirected}', "sh", sys.executable, "-m", "sidecar", "call", "count", "--arg", "to=1"]
-        + ["--config", str(program.config)],
+        ["sh", "-c", command, sys.executable, str(program.config)],
         env=program.environment,
         capture_output=True,
         text=True,
