@@ -1,10 +1,12 @@
 """Workers that the sidecar starts and that are no good: each is told in a sentence, and harms nobody else."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import pwd
+import resource
 import signal
 import sys
 import time
@@ -381,3 +383,30 @@ async def test_a_process_whose_start_nobody_waits_for_any_more_is_ended() -> Non
         os.close(process.stderr)
     finally:
         await guardian.end()
+
+
+def descriptors() -> list[int]:
+    return sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+
+
+async def test_a_start_that_finds_no_descriptors_free_keeps_none() -> None:
+    guardian = Guardian()
+    command = Command(("true",), None, {}, None, None, None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(descriptors())
+    with contextlib.ExitStack() as gaps:
+        while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= highest:
+            gaps.callback(os.close, descriptor)
+        os.close(descriptor)
+        taken = descriptors()
+        try:
+            # None, one or two of its three pipes can be made, or half of one.
+            for room in range(1, 6):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+                with pytest.raises(OSError, match="Too many open files"):
+                    await guardian.start(command, "token")
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert descriptors() == taken
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await guardian.end()
