@@ -48,6 +48,24 @@ def now() -> float:
 # --- 5: a cancel is a signal with a reason, never a kill
 
 
+async def test_law_5_a_lost_stream_cancels_a_call_that_others_of_the_stream_have_joined(host: Host) -> None:
+    worker, caller, other = await attach(host), await host.caller(), await host.caller()
+    for _ in range(3):
+        await caller.start(idempotency_key="k")
+    run = (await worker.next_invoke()).call
+    await caller.flush()
+    # Another stream's call goes on as its own, and that one's loss ends it.
+    call = await other.start(idempotency_key="k")
+    await other.flush()
+    caller.cut()
+    await quiet()
+    await worker.progress(run)
+    await other.next_of("progress", call)
+    assert "cancel" not in worker.bodies(run)
+    other.cut()
+    assert await worker.cancelled(run) == DISCONNECT
+
+
 @everywhere
 @pytest.mark.parametrize(
     ("sent", "told"),
