@@ -167,6 +167,12 @@ class Call(CallClock):
         self._route_again(self.tool)
         return await self.settlement
 
+    def retime(self) -> None:
+        """Its times are other ones than before."""
+        if self.state is _WAITING:
+            self._until = min(self._until, self.deadline)
+        self._set_due(self._pipeline.loop.time())
+
     def resolve_again(self) -> None:
         """The tool has come, or its version has changed, while the call waited: takes it through the gates again."""
         self._pipeline.gate(self, self._pipeline.resolve_again, self)

@@ -48,6 +48,40 @@ def now() -> float:
 # --- 5: a cancel is a signal with a reason, never a kill
 
 
+@pytest.mark.parametrize("waiting", [False, True], ids=["running", "waiting"])
+async def test_law_6_who_is_left_a_call_has_the_time_that_it_wished_for(host: Host, *, waiting: bool) -> None:
+    first, second = await host.caller(), await host.caller()
+    worker = await attach(host, concurrency=1)
+    if waiting:
+        await first.start(timeout=100)
+        await worker.next_invoke()
+    begun = now()
+    left = await first.start(idempotency_key="k", timeout=50, idle_timeout=4)
+    if not waiting:
+        await worker.next_invoke()
+    await first.flush()
+    call = await second.start(idempotency_key="k", timeout=3)
+    longer = await second.start(idempotency_key="k", timeout=20)
+    await second.flush()
+    await first.cancel(left)
+    assert (await first.outcome(left)).failure.kind == CANCELLED
+    assert (await second.outcome(call)).failure.kind == TIMEOUT
+    assert 3 <= now() - begun < 5.1
+    assert (await second.outcome(longer)).failure.kind == TIMEOUT
+
+
+async def test_law_6_who_is_left_a_call_waits_as_long_as_it_wished(host: Host) -> None:
+    worker, first, second = await attach(host), await host.caller(), await host.caller()
+    left = await first.start(idempotency_key="k", timeout=6, idle_timeout=4)
+    run = (await worker.next_invoke()).call
+    call = await second.start(idempotency_key="k", timeout=50)
+    await second.flush()
+    await first.cancel(left)
+    await asyncio.sleep(20)
+    await worker.result(run)
+    assert (await second.outcome(call)).HasField("result")
+
+
 async def test_law_5_a_lost_stream_cancels_a_call_that_others_of_the_stream_have_joined(host: Host) -> None:
     worker, caller, other = await attach(host), await host.caller(), await host.caller()
     for _ in range(3):
