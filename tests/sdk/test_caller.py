@@ -428,6 +428,15 @@ async def test_a_call_is_used_within_its_block(caller: pillion.Host, worker: Wor
                 pass
 
 
+@pytest.mark.parametrize("far", [float("inf"), 1e300, 2**63])
+async def test_a_time_may_be_as_far_as_one_likes(caller: pillion.Host, worker: WorkerPeer, far: float) -> None:
+    task, invocation = await started(worker, caller.call("echo", timeout=far, idle_timeout=far))
+    await worker.result(invocation.call, 1)
+    assert await task == 1
+    with pytest.raises(ValueError, match="NaN"):
+        await caller.call("echo", timeout=float("nan"))
+
+
 async def test_sending_again_needs_a_key(caller: pillion.Host) -> None:
     with pytest.raises(ValueError, match="idempotency key"):
         caller.start("echo", resend=True)

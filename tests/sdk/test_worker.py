@@ -107,7 +107,7 @@ async def test_a_tool_error_made_of_whatever_ends_its_call(
     async def echo(what: str) -> None:
         given: dict[str, Any] = {
             "an exception": pillion.ToolError(cast("Any", ValueError("no such row"))),
-            "a wait": pillion.ToolError("later", retry_after=float("inf")),
+            "a wait": pillion.ToolError("later", retry_after=float("nan")),
             "a word": pillion.ToolError("done", side_effects=cast("Any", "none")),
         }
         raise given[what]
