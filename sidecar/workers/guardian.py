@@ -57,8 +57,12 @@ class Guardian:
         for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # A terminal sends these to everyone; the guardian ends when the sidecar does.
             signal.signal(ignored, signal.SIG_IGN)
+        # Not by `select`, which takes no descriptor over 1,023, and this one has the number that it had in the sidecar.
+        waiting = select.poll()
+        waiting.register(wake, select.POLLIN)
+        waiting.register(self._control, select.POLLIN)
         while True:
-            ready, _, _ = select.select((self._control.fileno(), wake), (), ())
+            ready = [descriptor for descriptor, _ in waiting.poll()]
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()

@@ -385,6 +385,25 @@ async def test_a_process_whose_start_nobody_waits_for_any_more_is_ended() -> Non
         await guardian.end()
 
 
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2_048, reason="so many may not be open here")
+async def test_a_guardian_that_is_started_late_has_a_descriptor_of_any_number() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as open_already:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2_048, hard))
+        open_already.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        # As many connections take.
+        for _ in range(1_100):
+            open_already.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        guardian = Guardian()
+        try:
+            process = await guardian.start(Command(("true",), None, {"PATH": os.defpath}, None, None, None), "token")
+            assert await process.exited == 0
+            os.close(process.stdout)
+            os.close(process.stderr)
+        finally:
+            await guardian.end()
+
+
 def descriptors() -> list[int]:
     return sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
 
