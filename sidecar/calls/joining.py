@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _OF_THE_CALLER = (
     "caller",
     "deadline",
+    "human_timeout",
     "idle_timeout",
     "joins",
     "sink",

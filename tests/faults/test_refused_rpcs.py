@@ -245,7 +245,9 @@ async def test_the_longest_failure_fits_into_what_every_client_takes(socket_host
     for _ in range(10):
         failure.issues.add(path="p" * 256, rule="r" * 256, message="m" * 256)
     async with Doors(socket_host) as doors:
-        asking = asyncio.ensure_future(doors.channel.unary_unary(_CALL, CallRequest.SerializeToString)(CALL))
+        asking: asyncio.Task[Any] = asyncio.ensure_future(
+            doors.channel.unary_unary(_CALL, CallRequest.SerializeToString)(CALL)
+        )
         failed.call = (await worker.next_invoke()).call
         await worker.send(failed)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
