@@ -114,8 +114,8 @@ def read(path: Path | None, environment: Mapping[str, str], flags: Layer | None 
         source = str(path)
         text = _text_of(path)
         try:
-            merged = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            merged = _parsed(text)
+        except ValueError as error:
             raise ConfigRefused(f"{path} is not TOML: {error}.") from None
         # Paths in a file are meant from where the file is.
         _anchor(merged, path.absolute().parent)
@@ -197,11 +197,27 @@ def _of_environment(environment: Mapping[str, str]) -> Layer:
     )
 
 
+def _parsed(text: str) -> dict[str, Any]:
+    """What a text says as TOML.
+
+    :raises ValueError: if it is not TOML, or more than can be read; the text says which.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("It nests too deep") from None
+    except ValueError:
+        # The one that Python has for a number, which says how to allow it.
+        raise ValueError("It has a number of over 4,300 digits") from None
+
+
 def _value(text: str) -> Any:
     """A variable's text as TOML has it, else as text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return _parsed(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

@@ -50,19 +50,24 @@ def launch_of(worker: Worker, settings: Settings) -> Launch:
             _check_attaches(worker, settings, groups or ())
     if worker.directory is not None and not worker.directory.is_dir():
         raise ConfigRefused(f"The directory of worker {worker.name}, {worker.directory}, is not there; make it.")
-    inherited = {name: os.environ[name] for name in worker.inherit if name in os.environ}
     return Launch(
         worker.name,
         Command(
             worker.command or (),
             str(worker.directory) if worker.directory is not None else None,
-            {**inherited, **worker.environment},
+            environment_of(worker),
             user,
             group,
             groups,
         ),
         worker.instances,
     )
+
+
+def environment_of(worker: Worker) -> dict[str, str]:
+    """The variables that the settings give a worker."""
+    inherited = {name: os.environ[name] for name in worker.inherit if name in os.environ}
+    return {**inherited, **worker.environment}
 
 
 def _check_attaches(worker: Worker, settings: Settings, groups: tuple[int, ...]) -> None:

@@ -25,4 +25,8 @@ def share_of(payload: Any) -> float | None:
         return None
     if not isinstance(done, int | float) or not isinstance(total, int | float) or total <= 0:
         return None
-    return min(max(done / total, 0.0), 1.0)
+    try:
+        return min(max(done / total, 0.0), 1.0)
+    except OverflowError:
+        # The numbers are a tool's, and may have any size.
+        return None

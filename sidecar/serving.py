@@ -82,3 +82,5 @@ def _reload(sidecar: Sidecar, source: Callable[[], Settings]) -> None:
         sidecar.reload(source())
     except ConfigRefused as refused:
         _log.error("the settings were not reloaded, and those before stay: %s", refused)
+    except Exception:  # noqa: BLE001  # what runs goes on, whatever it was
+        _log.exception("the settings were not reloaded, and those before stay")

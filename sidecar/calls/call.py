@@ -167,6 +167,12 @@ class Call(CallClock):
         self._route_again(self.tool)
         return await self.settlement
 
+    def retime(self) -> None:
+        """Its times are other ones than before."""
+        if self.state is _WAITING:
+            self._until = min(self._until, self.deadline)
+        self._set_due(self._pipeline.loop.time())
+
     def resolve_again(self) -> None:
         """The tool has come, or its version has changed, while the call waited: takes it through the gates again."""
         self._pipeline.gate(self, self._pipeline.resolve_again, self)
@@ -188,13 +194,16 @@ class Call(CallClock):
         tool = self.tool
         if (issued_to := self._pipeline.issued_to) or attempt > 1:
             invocation.invoke.context.has_credentials = tool is not None and tool.workers.name in issued_to
+        reason = None
         if tool is not None and tool.declares:
-            self._pipeline.placed(self, tool, assignment)
-        if not assignment.send(invocation):
+            reason = self._pipeline.placed(self, tool, assignment)
+        if reason is None and not assignment.send(invocation):
+            reason = causes.arguments_too_large(self._pipeline.max_frame_bytes)
+        if reason is not None:
             self._assignment = None
             self._attempt -= 1
             assignment.release()
-            self.refused(causes.arguments_too_large(self._pipeline.max_frame_bytes))
+            self.refused(reason)
 
     # --- from the instance
 

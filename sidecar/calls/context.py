@@ -18,6 +18,9 @@ _ANCHOR_BYTES = 1_024
 _CALLERS = 1_024
 _has = Start.HasField
 
+LONGEST = 315_576_000_000
+"""The most seconds that a duration has, by its definition. One of more is taken for this one: as good as for ever."""
+
 
 def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity | None) -> Frame:
     """The `Invoke` of a decoded call, whole but for what changes with each attempt: see `renew`.

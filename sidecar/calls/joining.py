@@ -8,7 +8,18 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
 
-_OF_THE_CALLER = ("caller", "sink", "tool_call_id", "started_sent", "joins", "span")
+_OF_THE_CALLER = (
+    "caller",
+    "deadline",
+    "human_timeout",
+    "idle_timeout",
+    "joins",
+    "sink",
+    "span",
+    "started_sent",
+    "timeout",
+    "tool_call_id",
+)
 
 
 def report(joiners: "Iterable[Call]", frame: Frame) -> None:
@@ -32,7 +43,7 @@ def settle(call: "Call", frame: Frame) -> None:
 def hand_over(call: "Call", outcome: Frame) -> None:
     """Lets the caller of the first that has joined have the call, and ends the part of the one that had it.
 
-    `outcome` is for the caller that leaves.
+    From then on the call has the time that its new caller wished for. `outcome` is for the caller that leaves.
     """
     heir = (call.joiners or []).pop(0)
     call.caller.leaves(call)
@@ -41,5 +52,6 @@ def hand_over(call: "Call", outcome: Frame) -> None:
         setattr(call, name, its)
         setattr(heir, name, mine)
     call.caller.took_over(call)
+    call.retime()
     heir.joined = None
     heir.settle(outcome)

@@ -103,6 +103,10 @@ class OutboundRequests:
                 reply = refused(
                     number, late, "The time for this request is up; nothing is known of its end.", retry_after=0.0
                 )
+        except asyncio.CancelledError as error:
+            if is_asked_to_stop():
+                raise
+            reply = self._failed(number, error)
         except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
             reply = self._failed(number, error)
         self._reply(reply)
@@ -122,7 +126,7 @@ class OutboundRequests:
             patience = min(patience, request.timeout.seconds + request.timeout.nanos / 1e9)
         return max(patience, 0.0)
 
-    def _failed(self, number: int, error: Exception) -> Frame:
+    def _failed(self, number: int, error: BaseException) -> Frame:
         self._pipeline.counters.add("internal_errors")
         _log.error("a tool's request could not be answered", exc_info=error)
         return refused(
@@ -141,6 +145,12 @@ def _instead_of_large(reply: Frame) -> Frame:
     instead.reply.request_id = reply.reply.request_id
     instead.reply.tool_outcome.failure.CopyFrom(failure(FailureKind.FAILURE_KIND_RESULT_TOO_LARGE, message, effects))
     return instead
+
+
+def is_asked_to_stop() -> bool:
+    """Whether a cancellation is meant for the task that it comes up in, and not for something that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def harmless(request: OutboundRequest) -> bool:

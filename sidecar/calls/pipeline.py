@@ -10,7 +10,7 @@ from typing import Any, TypeVarTuple
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import Trace
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls import questions
 from sidecar.calls.admission import Admission
@@ -21,6 +21,7 @@ from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.nesting import Nesting
+from sidecar.calls.outbound import is_asked_to_stop
 from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
 from sidecar.calls.ports import (
     Assignment,
@@ -219,10 +220,16 @@ class Pipeline:
         """
         self._go_on(call, tool, self._supply(call, tool, _PERISHABLE), self.loop.time())
 
-    def placed(self, call: Call, tool: Tool, assignment: Assignment) -> None:
-        """An instance was found for a call of a tool that declares something."""
-        for declared in tool.declares:
-            self.suppliers[declared].placed(call, assignment)
+    def placed(self, call: Call, tool: Tool, assignment: Assignment) -> Failure | None:
+        """An instance was found for a call of a tool that declares something. Answers why it cannot be invoked."""
+        try:
+            for declared in tool.declares:
+                self.suppliers[declared].placed(call, assignment)
+        except Exception:
+            _log.exception("what is for an instance alone could not be put in; the call was refused")
+            self.counters.add("internal_errors")
+            return _failed_before()
+        return None
 
     def placing(self, call: Call, tool: Tool, frame: Frame) -> Coroutine[Any, Any, Frame] | None:
         """Whether a result has to be put somewhere, and what becomes of it."""
@@ -239,9 +246,7 @@ class Pipeline:
             return
         _log.error("a gate failed; the call was refused", exc_info=reason)
         self.counters.add("internal_errors")
-        call.refused(
-            failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
-        )
+        call.refused(_failed_before())
 
     def _admit(self, call: Call, start: Start, now: float) -> None:
         """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
@@ -385,11 +390,16 @@ class Pipeline:
 async def _finish_supplying(
     call: Call, tool: Tool, supplying: Coroutine[Any, Any, None], others: Iterable[Supplier]
 ) -> None:
-    await supplying
-    for supplier in others:
-        more = supplier.supply(call, tool)
-        if more is not None:
-            await more
+    try:
+        await supplying
+        for supplier in others:
+            more = supplier.supply(call, tool)
+            if more is not None:
+                await more
+    except asyncio.CancelledError as cancelled:
+        if is_asked_to_stop():
+            raise
+        raise RuntimeError("what a call waited for was cancelled") from cancelled
 
 
 def _look_for_cycle(call: Call, tool: str, arguments: bytes) -> None:
@@ -406,6 +416,10 @@ def _look_for_cycle(call: Call, tool: str, arguments: bytes) -> None:
 def _close(supplying: Coroutine[Any, Any, None], _task: asyncio.Task[None]) -> None:
     """One that is cancelled before it began would be warned of."""
     supplying.close()
+
+
+def _failed_before() -> Failure:
+    return failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed before the tool was invoked.", NONE)
 
 
 def _unaudited() -> Refusal:

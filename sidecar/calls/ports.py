@@ -1,6 +1,6 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -161,8 +161,8 @@ class Listing(Protocol):
     snapshot: Snapshot
     """The current ones. To be read, not set."""
 
-    async def changed(self) -> None:
-        """Waits for the next change."""
+    def changed(self) -> Awaitable[None]:
+        """To be awaited: the next change from this moment on."""
         ...
 
 

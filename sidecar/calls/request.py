@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.context import LONGEST
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.strict_json import JsonRefused, parse
 
@@ -92,7 +93,7 @@ def _identifier(name: str, text: str) -> str:
 
 
 def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
+    return min(duration.seconds + duration.nanos / 1e9, LONGEST)
 
 
 def _positive(name: str, duration: Duration) -> float:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 
 class BadArguments(ValueError):
@@ -14,7 +14,8 @@ def arguments_of(pairs: Sequence[str], text: str | None, schema: Any) -> bytes:
     """The arguments as the text of a JSON object: that text itself, or made of `NAME=VALUE` pairs.
 
     `-` reads the text from standard input. A value has the type that the tool's schema says: a text stays as it is,
-    others are read as JSON. Where the schema says nothing, what reads as JSON is JSON, and all else a text.
+    others are JSON, and are passed on as they are written. Where the schema says nothing, what reads as JSON is JSON,
+    and all else a text.
 
     :raises BadArguments: if they cannot be read.
     """
@@ -23,13 +24,15 @@ def arguments_of(pairs: Sequence[str], text: str | None, schema: Any) -> bytes:
             raise BadArguments("Give --json alone, or --arg and --artifact.")
         return sys.stdin.buffer.read() if text == "-" else text.encode()
     properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise BadArguments(f"{pair!r} is no argument; write --arg NAME=VALUE.")
-        arguments[name] = typed(name, value, properties.get(name))
-    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":")).encode()
+        if name in arguments:
+            raise BadArguments(f"{name} is given twice; give each argument once, a list as JSON.")
+        arguments[name] = _json_of(name, value, properties.get(name))
+    return f"{{{','.join(f'{_text(name)}:{value}' for name, value in arguments.items())}}}".encode()
 
 
 def typed(name: str, value: str, schema: Any) -> Any:
@@ -37,17 +40,45 @@ def typed(name: str, value: str, schema: Any) -> Any:
 
     :raises BadArguments: if it is not of that type.
     """
+    try:
+        return json.loads(_json_of(name, value, schema))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BadArguments):
+            raise
+        raise BadArguments(f"{name} nests too deep, or has too long a number.") from None
+
+
+def _json_of(name: str, value: str, schema: Any) -> str:
+    """A value as JSON text. What is JSON stays as it was written: a number may have more digits than Python keeps."""
     kinds = _kinds(schema)
     if "string" in kinds and not kinds - {"string", "null"}:
+        return _text(value)
+    if _is_json(value):
         return value
+    if not kinds or "string" in kinds:
+        return _text(value)
+    raise BadArguments(
+        f"{name} is {' or '.join(sorted(kinds))} by the tool's schema, and {value!r} is not that as JSON."
+    )
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
     try:
-        return json.loads(value)
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_constant)
+    except RecursionError:
+        # It may be, and is for the sidecar to refuse.
+        return True
     except ValueError:
-        if not kinds or "string" in kinds:
-            return value
-        raise BadArguments(
-            f"{name} is {' or '.join(sorted(kinds))} by the tool's schema, and {value!r} is not that as JSON."
-        ) from None
+        return False
+    return True
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(name)
 
 
 def _kinds(schema: Any) -> set[str]:

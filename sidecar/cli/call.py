@@ -138,7 +138,7 @@ class _Interrupts:
 
     def _interrupted(self) -> None:
         self.count += 1
-        if not self._progress.clear() and sys.stderr.isatty():
+        if not self._progress.clear() and sys.stderr is not None and sys.stderr.isatty():
             tell("")  # Below the ^C that the terminal has written.
         if self.count > 1:
             # The call is cancelled by the loss of its stream.

@@ -3,13 +3,14 @@
 import argparse
 import os
 import shutil
+from pathlib import Path
 
 from sidecar.cli.console import say, tell
 from sidecar.cli.main import USAGE, settings_file
-from sidecar.config import ConfigRefused, Settings, read
+from sidecar.config import ConfigRefused, Settings, Worker, read
 from sidecar.credentials.grant import CredentialGrant
 from sidecar.credentials.making import Maker, unknown_grants
-from sidecar.launches import grant_of, launch_of
+from sidecar.launches import environment_of, grant_of, launch_of
 from sidecar.listening import callers_listener, workers_listener
 from sidecar.reporting import lacking
 
@@ -49,9 +50,16 @@ def _mistakes(settings: Settings) -> list[str]:
                 launch_of(worker, settings)
         except ConfigRefused as refused:
             found.append(str(refused))
-        if worker.command is not None and shutil.which(worker.command[0]) is None:
+        if worker.command is not None and not _is_there(worker.command[0], worker):
             found.append(f"The command of worker {worker.name}, {worker.command[0]}, is not there or cannot be run.")
     return list(dict.fromkeys(found))
+
+
+def _is_there(program: str, worker: Worker) -> bool:
+    """Whether what would be run is there: from the worker's directory, and by the worker's own PATH."""
+    if "/" in program:
+        return shutil.which((worker.directory or Path()) / program) is not None
+    return shutil.which(program, path=os.pathsep.join(os.get_exec_path(environment_of(worker)))) is not None
 
 
 def _of_credentials(settings: Settings) -> list[str]:

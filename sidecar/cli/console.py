@@ -3,6 +3,8 @@
 import os
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 _SUBSTITUTES = str.maketrans({"…": "...", "·": "-", "→": "->", "✓": "ok"})
@@ -10,14 +12,31 @@ _SUBSTITUTES = str.maketrans({"…": "...", "·": "-", "→": "->", "✓": "ok"}
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
+class CannotSay(Exception):
+    """A result cannot be written. The text says why."""
+
+
 def say(text: str) -> None:
-    """Writes a line of the result."""
-    _write(sys.stdout, text)
+    """Writes a line of the result.
+
+    :raises BrokenPipeError: if whoever reads it went away.
+    :raises CannotSay: if it cannot be written for another reason, such as a full disk.
+    """
+    with _saying():
+        _write(sys.stdout, text)
 
 
 def tell(text: str) -> None:
-    """Writes a line for the person."""
-    _write(sys.stderr, text)
+    """Writes a line for the person. Where it cannot be written, nobody would be told of that either."""
+    with suppress(OSError):
+        _write(sys.stderr, text)
+
+
+def finish() -> None:
+    """Writes what others left to be written; raises as `say` does."""
+    if sys.stdout is not None:  # as it is where it was closed before the start
+        with _saying():
+            sys.stdout.flush()
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -53,6 +72,18 @@ def _cells(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+@contextmanager
+def _saying() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # What is still kept goes nowhere: a second failure at exit would only be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise CannotSay(f"The result cannot be written: {error.strerror}.") from None
 
 
 def _write(stream: TextIO | None, text: str) -> None:

@@ -9,12 +9,15 @@ from importlib import import_module
 from pathlib import Path
 
 from sidecar.cli.artifact_arguments import add_artifacts
+from sidecar.cli.console import CannotSay, finish, tell
 from sidecar.cli.credential_arguments import add_credentials
 
 USAGE = 2
 """The exit code where the command or the settings cannot be used as they are."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as a shell has it."""
+UNWRITTEN = 74
+"""The exit code where the result cannot be written, as on a full disk; `sysexits.h` has it for errors of files."""
 BROKEN_PIPE = 141
 """The exit code where who reads the output went away, as a shell has it for SIGPIPE."""
 
@@ -43,17 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = _parser().parse_args(given)
             code: int = import_module(f"sidecar.cli.{options.module}").run(options)
         finally:
-            if sys.stdout is not None:  # as it is where it was closed before the start
-                sys.stdout.flush()
+            finish()
     except ModuleNotFoundError as error:
         if error.name != "pillion":
             raise
         sys.stderr.write("This command speaks through Pillion's Python SDK; install it: pip install ./clients/python\n")
         return USAGE
     except BrokenPipeError:
-        # Nobody reads any more; a second failure at exit would only be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except CannotSay as lost:
+        tell(str(lost))
+        return UNWRITTEN
+    except UnicodeEncodeError:
+        tell("An argument is not UTF-8, as every text of Pillion is; write it in UTF-8.")
+        return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     return code

@@ -21,7 +21,7 @@ class ProgressLine:
     def __init__(self, tool: str, *, quiet: bool) -> None:
         self._tool = tool
         self._quiet = quiet
-        self._redraws = is_terminal(sys.stderr)
+        self._redraws = sys.stderr is not None and is_terminal(sys.stderr)
         self._count = 0
         self._drawn = False
 

@@ -18,6 +18,7 @@ from sidecar._gen.pillion.v1.admin_pb2 import (
 )
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.context import LONGEST
 from sidecar.calls.outcome import NONE, failure
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.summary import summary_of
@@ -115,7 +116,9 @@ class Admin:
 
     async def _shutdown(self, request: ShutdownRequest, context: Context) -> ShutdownResponse:
         await self._check(context)
-        grace = request.grace.seconds + request.grace.nanos / 1e9 if request.HasField("grace") else None
+        grace = None
+        if request.HasField("grace"):
+            grace = min(max(request.grace.seconds + request.grace.nanos / 1e9, 0.0), LONGEST)
         running = len(self._pipeline.running)
         self._deeds.shut_down(self._principal_of(context), grace)
         self._shut_down(grace)

@@ -235,7 +235,8 @@ class ExecuteSession:
         """The stream is over: its calls are cancelled."""
         self.gone = True
         self._leave_questions()
-        for call in tuple(self._calls.values()):
+        # Those that have joined another first: else that one would be left to them, who are gone as well.
+        for call in sorted(self._calls.values(), key=lambda call: call.joined is None):
             call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
 
     def _leave_questions(self) -> None:

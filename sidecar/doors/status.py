@@ -48,8 +48,9 @@ ENDING_CODES = {
 }
 """The status of a stream that the sidecar ended."""
 
-# Trailers are refused by clients from 8 KiB on, and the detail rides in them beside the message, encoded.
-_DETAIL_BYTES = 4_096
+# From 8 KiB on clients refuse trailers now and then, and the detail rides in them beside the message, which is there a
+# second time, and a third with up to three bytes for one.
+_DETAIL_BYTES = 3_072
 _MESSAGE_BYTES = 1_024
 _DETAILS_KEY = "grpc-status-details-bin"
 

@@ -271,11 +271,16 @@ class FrameStream:
                 if self._closed:
                     return
                 if not number % per_turn:
-                    await asyncio.sleep(0)
+                    # Also within a message, since what answers its frames may be many times its size.
+                    await (self._wait_for_room() if self.outbox.overfull else asyncio.sleep(0))
             if self.outbox.overfull:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
-                self._room = None
+                await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        """Returns once so much was taken by the peer that it may be read again."""
+        self._room = asyncio.get_running_loop().create_future()
+        await self._room
+        self._room = None
 
     async def _refuse(self, receiver: Receiver, message: bytes) -> None:
         """Tells of a message that is too large, frame by frame."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.tool_pb2 import Effects, ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import RefusedTool
+from sidecar.calls.context import LONGEST
 from sidecar.calls.schema import ANY_OBJECT, Schema, SchemaRefused
 from sidecar.calls.tool import Tool
 from sidecar.credentials.message import NeedRefused, needs_of
@@ -123,7 +124,7 @@ def _timeout(descriptor: ToolDescriptor, field: str) -> float | None:
     seconds: float = duration.seconds + duration.nanos / 1e9
     if seconds <= 0:
         raise ToolRefused(f"Its {field} must be positive.")
-    return seconds
+    return min(seconds, LONGEST)
 
 
 def _concurrency(descriptor: ToolDescriptor) -> int | None:

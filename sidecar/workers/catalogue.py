@@ -41,11 +41,11 @@ class Catalogue:
         """Which set each listed tool is of."""
         return {name: workers for workers in self.sets.values() for name in workers.tools}
 
-    async def changed(self) -> None:
-        """Waits for the next change of tools or of instances."""
+    def changed(self) -> "asyncio.Future[None]":
+        """The next change of tools or of instances: done once there is one, from this moment on. May be cancelled."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)
+        return asyncio.shield(self._changed)
 
     def reconfigure(self, grants: Mapping[str, Grant], changed: Collection[str]) -> None:
         """Takes over other worker sets. The instances of sets that changed or went drain; others notice nothing."""

@@ -34,6 +34,8 @@ _KILL_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _MARK = "PILLION_WORKER_PROCESS"
 _PROCESSES = "/proc"
+_THREADS = 17
+"""Where the number of threads is in a process's `stat`, behind its name."""
 
 
 class Guardian:
@@ -55,8 +57,12 @@ class Guardian:
         for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # A terminal sends these to everyone; the guardian ends when the sidecar does.
             signal.signal(ignored, signal.SIG_IGN)
+        # Not by `select`, which takes no descriptor over 1,023, and this one has the number that it had in the sidecar.
+        waiting = select.poll()
+        waiting.register(wake, select.POLLIN)
+        waiting.register(self._control, select.POLLIN)
         while True:
-            ready, _, _ = select.select((self._control.fileno(), wake), (), ())
+            ready = [descriptor for descriptor, _ in waiting.poll()]
             if wake in ready:
                 os.read(wake, 4096)
                 self._reap()
@@ -191,10 +197,12 @@ def descendants(root: int) -> list[int]:
         if entry.isdecimal():
             try:
                 # The name in brackets may hold anything, brackets and spaces too.
-                state, parent = _read(entry, "stat").rpartition(b")")[2].split()[:2]
-            except (OSError, ValueError):
+                facts = _read(entry, "stat").rpartition(b")")[2].split()
+                state, parent, threads = facts[0], facts[1], facts[_THREADS]
+            except (OSError, IndexError):
                 continue
-            if state != b"Z":
+            # One whose first thread alone has ended reads like one that has.
+            if state != b"Z" or threads != b"1":
                 parents.setdefault(int(parent), []).append(int(entry))
     found: list[int] = []
     level = [root]

@@ -1,6 +1,7 @@
 """Worker processes, as the sidecar sees them through its guardian."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -105,33 +106,27 @@ class Guardian:
         """
         if self.lost:
             raise CannotStart("its guardian was lost")
-        token_read, token_write = os.pipe()
-        stdout_read, stdout_write = os.pipe()
-        stderr_read, stderr_write = os.pipe()
-        process = WorkerProcess(self, f"proc_{secrets.token_hex(8)}", stdout_read, stderr_read)
-        self._processes[process.id] = process
-        try:
-            # At most a pipe's buffer, so this does not wait.
-            os.write(token_write, token.encode())
-            wish = {
-                "worker": process.id,
-                "command": list(command.arguments),
-                "directory": command.directory,
-                "environment": dict(command.environment),
-                "user": command.user,
-                "group": command.group,
-                "groups": command.groups,
-            }
-            self._send({"spawn": wish}, (stdout_write, stderr_write, token_read))
-        finally:
-            for descriptor in (token_read, token_write, stdout_write, stderr_write):
-                os.close(descriptor)
-        try:
+        with contextlib.ExitStack() as ours:
+            with contextlib.ExitStack() as theirs:
+                token_read, token_write = _pipe(theirs, theirs)
+                stdout_read, stdout_write = _pipe(ours, theirs)
+                stderr_read, stderr_write = _pipe(ours, theirs)
+                process = WorkerProcess(self, f"proc_{secrets.token_hex(8)}", stdout_read, stderr_read)
+                self._processes[process.id] = process
+                # At most a pipe's buffer, so this does not wait.
+                os.write(token_write, token.encode())
+                wish = {
+                    "worker": process.id,
+                    "command": list(command.arguments),
+                    "directory": command.directory,
+                    "environment": dict(command.environment),
+                    "user": command.user,
+                    "group": command.group,
+                    "groups": command.groups,
+                }
+                self._send({"spawn": wish}, (stdout_write, stderr_write, token_read))
             await process.started
-        except BaseException:
-            os.close(stdout_read)
-            os.close(stderr_read)
-            raise
+            ours.pop_all()
         return process
 
     def tell(self, message: Mapping[str, Any]) -> None:
@@ -233,3 +228,11 @@ class Guardian:
             else:
                 process.started.set_exception(CannotStart("its guardian was lost"))
         self.gone.set_result(None)
+
+
+def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these."""
+    ends = os.pipe()
+    for stack, end in zip((reading, writing), ends, strict=True):
+        stack.callback(os.close, end)
+    return ends

@@ -18,6 +18,9 @@ from sidecar.workers.worker_set import WorkerSet
 
 _log = logging.getLogger(__name__)
 
+# More would take hours to come to, and in the end be no number any more.
+_MOST_DOUBLINGS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -86,7 +89,8 @@ class Supervisor:
                 return
             lasted = loop.time() - began
             failures = 1 if lasted >= limits.steady_after else failures + 1
-            pause = random.uniform(0, min(limits.restart_at_most, limits.restart_first * 2**failures))  # noqa: S311  # no secret
+            longest = min(limits.restart_at_most, limits.restart_first * 2.0 ** min(failures, _MOST_DOUBLINGS))
+            pause = random.uniform(0, longest)  # noqa: S311  # no secret
             self._counters.add("restarts")
             self._counters.add(f"restarts.{launch.name}")
             _log.warning("worker %s (%d): %s; next try in %.1f s", launch.name, number + 1, why, pause)
@@ -147,11 +151,14 @@ class Supervisor:
                 timeout = unattached_since + self._limits.attach_within - loop.time()
                 if timeout <= 0:
                     return f"did not attach within {self._limits.attach_within:g} s and was ended"
-            changed = asyncio.ensure_future(self._catalogue.changed())
-            done, _ = await asyncio.wait(
-                (changed, process.exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            changed.cancel()
+            # Asked for before anything else can happen, so that nothing that does is missed.
+            changed = self._catalogue.changed()
+            try:
+                done, _ = await asyncio.wait(
+                    (changed, process.exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                changed.cancel()
             if process.exited in done:
                 return _how(process.exited.result())
             if workers.was_quarantined(holder):
@@ -160,7 +167,8 @@ class Supervisor:
     async def _end(self, workers: WorkerSet, holder: str, process: WorkerProcess) -> None:
         """Lets a process finish what it runs, asks it to end, and kills it and all that came of it if it does not."""
         instance = workers.of_holder(holder)
-        if instance is not None and not process.exited.done():
+        # At the stop all calls have ended: what a tool still does, nobody waits for.
+        if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
             idle = asyncio.ensure_future(instance.until_idle())
             await asyncio.wait((idle, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -11,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import pytest
 
 from sidecar import cli
-from tests.support import SidecarProcess, attach, on_unix
+from sidecar.config import Settings
+from sidecar.serving import serve
+from tests.support import Setup, SidecarProcess, attach, on_unix, settings
 from tests.support.documents import ROOT
 
 GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
@@ -220,3 +224,24 @@ async def test_a_second_sidecar_is_refused_and_the_first_goes_on(
     call = await later.start()
     await worker.result((await worker.next_invoke()).call, "and for others")
     assert (await later.outcome(call)).result.json == b'"and for others"'
+
+
+async def test_a_reload_that_fails_in_whatever_way_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = iter([settings(Setup(), "unix", tmp_path)])
+
+    def source() -> Settings:
+        for each in first:
+            return each
+        raise RuntimeError("a fault of the sidecar")
+
+    async with anyio.create_task_group() as tasks:
+        sidecar = await tasks.start(serve, source)
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(_PATIENCE):
+            while "the settings were not reloaded, and those before stay" not in caplog.text:  # noqa: ASYNC110  # a log
+                await asyncio.sleep(0.01)
+        assert not sidecar.stopping.is_set()
+        sidecar.stop(0)
+    caplog.clear()

@@ -1,13 +1,17 @@
 """RPCs that this sidecar does not do, and handlers that fail: typed, and without a word of the sidecar's inside."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import grpc.aio
 import pytest
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from sidecar._gen.pillion.v1 import admin_pb2, artifacts_pb2, attach_pb2, execute_pb2
+from sidecar._gen.pillion.v1.execute_pb2 import CallRequest
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar.calls import pipeline
 from sidecar.calls.idempotency import Requests
@@ -32,6 +36,8 @@ NOT_DONE = {"EndScope"}
 OF_WORKERS = {"Upload", "Download"}
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 SECRET = "secret-of-the-inside"
+CALL = CallRequest(start=start_of())
+_CALL = "/pillion.v1.ToolHostService/Call"
 
 INTERNAL = FailureKind.FAILURE_KIND_INTERNAL
 NONE = SideEffects.SIDE_EFFECTS_NONE
@@ -227,3 +233,28 @@ async def test_a_frame_whose_handling_fails_ends_nothing_else(
     assert inside.counts["internal_errors"] == 2
     assert SECRET not in f"{caller.order}{worker.order}"
     assert SECRET in caplog.text
+
+
+@on_sockets
+async def test_the_longest_failure_fits_into_what_every_client_takes(socket_host: SocketHost) -> None:
+    worker = await attach(socket_host)
+    failed = Frame()
+    failure = failed.outcome.failure
+    failure.kind = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
+    failure.message = "é" * 2_048
+    for _ in range(10):
+        failure.issues.add(path="p" * 256, rule="r" * 256, message="m" * 256)
+    async with Doors(socket_host) as doors:
+        asking: asyncio.Task[Any] = asyncio.ensure_future(
+            doors.channel.unary_unary(_CALL, CallRequest.SerializeToString)(CALL)
+        )
+        failed.call = (await worker.next_invoke()).call
+        await worker.send(failed)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asking
+    detail = detail_of(refused.value)
+    assert detail.message == "é" * 512
+    assert detail.issues
+    # Beside these there are a status and some names. Beyond 8 KiB a client fails now and then.
+    trailers = sum(len(value) for _, value in refused.value.trailing_metadata() or ())
+    assert trailers + len(quote(detail.message)) < 7 * 1024

@@ -1,10 +1,12 @@
 """Workers that the sidecar starts and that are no good: each is told in a sentence, and harms nobody else."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import pwd
+import resource
 import signal
 import sys
 import time
@@ -172,6 +174,14 @@ async def test_a_process_that_exits_at_once(supervise: Supervise, said: Said, in
     await said.so("worker started (2): exited with status 1; next try in ", 2)
     await said.so("my last words", 4)
     assert inside.counts["restarts"] >= 4
+    await others_are_served(host)
+
+
+async def test_a_process_that_has_failed_for_ever_is_still_started_again(supervise: Supervise, inside: Inside) -> None:
+    # A pause that doubles is beyond every float after 1,024 failures, which is hours where pauses are as by default.
+    limits = WorkerLimits(restart_first=1e-9, restart_at_most=1e-9)
+    host = await supervise("/is/not/there", limits=limits)
+    await until(lambda: inside.counts.get("restarts", 0) > 1_100, "start number 1,100")
     await others_are_served(host)
 
 
@@ -373,3 +383,49 @@ async def test_a_process_whose_start_nobody_waits_for_any_more_is_ended() -> Non
         os.close(process.stderr)
     finally:
         await guardian.end()
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2_048, reason="so many may not be open here")
+async def test_a_guardian_that_is_started_late_has_a_descriptor_of_any_number() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as open_already:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2_048, hard))
+        open_already.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        # As many connections take.
+        for _ in range(1_100):
+            open_already.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        guardian = Guardian()
+        try:
+            process = await guardian.start(Command(("true",), None, {"PATH": os.defpath}, None, None, None), "token")
+            assert await process.exited == 0
+            os.close(process.stdout)
+            os.close(process.stderr)
+        finally:
+            await guardian.end()
+
+
+def descriptors() -> list[int]:
+    return sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+
+
+async def test_a_start_that_finds_no_descriptors_free_keeps_none() -> None:
+    guardian = Guardian()
+    command = Command(("true",), None, {}, None, None, None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(descriptors())
+    with contextlib.ExitStack() as gaps:
+        while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= highest:
+            gaps.callback(os.close, descriptor)
+        os.close(descriptor)
+        taken = descriptors()
+        try:
+            # None, one or two of its three pipes can be made, or half of one.
+            for room in range(1, 6):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+                with pytest.raises(OSError, match="Too many open files"):
+                    await guardian.start(command, "token")
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert descriptors() == taken
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await guardian.end()

@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,38 @@ def test_a_failure_has_an_exit_code_and_a_sentence(
     code, output, errors = program.run("call", *arguments)
     assert (code, output) == (FIRST_FAILURE + kind, "")
     assert says in errors
+
+
+@pytest.mark.parametrize("arguments", [("--json", '{"to":"\udcff"}'), ("--arg", "label=\udcff"), ("--run", "\udcff")])
+def test_an_argument_that_is_not_utf_8_is_refused_in_a_sentence(program: Program, arguments: tuple[str, ...]) -> None:
+    code, output, errors = program.run("call", "count", *arguments)
+    assert (code, output) == (2, "")
+    assert errors == "An argument is not UTF-8, as every text of Pillion is; write it in UTF-8.\n"
+
+
+def shell(program: Program, redirected: str) -> "subprocess.CompletedProcess[str]":
+    """A call with its output elsewhere."""
+    command = f'"$0" -m sidecar call count --arg to=1 --config "$1" {redirected}'
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, str(program.config)],
+        env=program.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_a_result_that_cannot_be_written_is_told(program: Program) -> None:
+    done = shell(program, ">/dev/full")
+    assert done.returncode == 74
+    assert done.stderr == "counted 1 …\nThe result cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+def test_progress_that_nobody_can_be_shown_harms_no_call(program: Program, lost: str) -> None:
+    done = shell(program, lost)
+    assert (json.loads(done.stdout), done.returncode) == ({"counted": 1, "label": ""}, 0)
 
 
 def test_ctrl_c_cancels_the_call(program: Program) -> None:

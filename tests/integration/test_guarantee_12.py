@@ -57,3 +57,18 @@ async def test_guarantee_12_a_second_signal_hurries(start_process: StartProcess)
     assert outcome.failure.kind == FailureKind.FAILURE_KIND_CANCELLED
     assert await process.ended() == 0
     assert time.monotonic() - begun < HURRY_SECONDS
+
+
+@on_unix
+async def test_guarantee_12_a_tool_that_never_ends_holds_up_no_stop(start_process: StartProcess) -> None:
+    process = await start_process(LIMITS + hosted("slow", "block", "--label", "slow"))
+    caller = await process.caller()
+    call = await caller.start("block", {"seconds": 600}, timeout=55)
+    await caller.next_of("progress", call)
+    begun = time.monotonic()
+    process.send(signal.SIGTERM)
+    await caller.next_of("draining")
+    process.send(signal.SIGTERM)
+    assert (await caller.outcome(call)).failure.kind == FailureKind.FAILURE_KIND_CANCELLED
+    assert await process.ended() == 0
+    assert time.monotonic() - begun < HURRY_SECONDS

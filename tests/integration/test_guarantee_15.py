@@ -83,6 +83,7 @@ async def test_guarantee_15_a_reload_under_load_loses_no_call_and_no_tool(start_
 
 BAD = {
     "no TOML": "= what\n",
+    "more than can be read": f"listen = {'[' * 5_000}\n",
     "an unknown key": AFTER + "colour = 1\n",
     "no user": AFTER + '[[worker]]\nname = "other"\ncommand = ["true"]\nuser = "nobody-of-this-name"\n',
     "no token": AFTER + '[[worker]]\nname = "other"\ntoken_file = "none.token"\n',

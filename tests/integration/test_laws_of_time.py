@@ -48,6 +48,58 @@ def now() -> float:
 # --- 5: a cancel is a signal with a reason, never a kill
 
 
+@pytest.mark.parametrize("waiting", [False, True], ids=["running", "waiting"])
+async def test_law_6_who_is_left_a_call_has_the_time_that_it_wished_for(host: Host, *, waiting: bool) -> None:
+    first, second = await host.caller(), await host.caller()
+    worker = await attach(host, concurrency=1)
+    if waiting:
+        await first.start(timeout=100)
+        await worker.next_invoke()
+    begun = now()
+    left = await first.start(idempotency_key="k", timeout=50, idle_timeout=4)
+    if not waiting:
+        await worker.next_invoke()
+    await first.flush()
+    call = await second.start(idempotency_key="k", timeout=3)
+    longer = await second.start(idempotency_key="k", timeout=20)
+    await second.flush()
+    await first.cancel(left)
+    assert (await first.outcome(left)).failure.kind == CANCELLED
+    assert (await second.outcome(call)).failure.kind == TIMEOUT
+    assert 3 <= now() - begun < 5.1
+    assert (await second.outcome(longer)).failure.kind == TIMEOUT
+
+
+async def test_law_6_who_is_left_a_call_waits_as_long_as_it_wished(host: Host) -> None:
+    worker, first, second = await attach(host), await host.caller(), await host.caller()
+    left = await first.start(idempotency_key="k", timeout=6, idle_timeout=4)
+    run = (await worker.next_invoke()).call
+    call = await second.start(idempotency_key="k", timeout=50)
+    await second.flush()
+    await first.cancel(left)
+    await asyncio.sleep(20)
+    await worker.result(run)
+    assert (await second.outcome(call)).HasField("result")
+
+
+async def test_law_5_a_lost_stream_cancels_a_call_that_others_of_the_stream_have_joined(host: Host) -> None:
+    worker, caller, other = await attach(host), await host.caller(), await host.caller()
+    for _ in range(3):
+        await caller.start(idempotency_key="k")
+    run = (await worker.next_invoke()).call
+    await caller.flush()
+    # Another stream's call goes on as its own, and that one's loss ends it.
+    call = await other.start(idempotency_key="k")
+    await other.flush()
+    caller.cut()
+    await quiet()
+    await worker.progress(run)
+    await other.next_of("progress", call)
+    assert "cancel" not in worker.bodies(run)
+    other.cut()
+    assert await worker.cancelled(run) == DISCONNECT
+
+
 @everywhere
 @pytest.mark.parametrize(
     ("sent", "told"),
@@ -358,11 +410,38 @@ async def test_law_6_a_tool_with_an_impossible_clock_is_refused_by_name(host: Ho
 
 
 @everywhere
-async def test_law_6_a_far_deadline_is_no_overflow(host: Host) -> None:
+@pytest.mark.parametrize("far", [2**62, 2**63 - 1])
+@pytest.mark.parametrize("name", ["timeout", "idle_timeout", "human_timeout"])
+async def test_law_6_a_far_time_is_no_overflow(host: Host, name: str, far: int) -> None:
     worker, caller = await attach(host), await host.caller()
     frame = Frame(call=1)
     frame.start.tool = "echo"
-    frame.start.timeout.seconds = 2**62
+    getattr(frame.start, name).seconds = far
     await caller.send(frame)
     await worker.result((await worker.next_invoke()).call)
     assert (await caller.outcome(1)).HasField("result")
+
+
+async def test_law_6_a_far_deadline_harms_no_other_call(host: Host) -> None:
+    worker = await attach(host, concurrency=1)
+    caller, other = await host.caller(), await host.caller()
+    call = await other.start()
+    run = (await worker.next_invoke()).call
+    frame = Frame(call=1)
+    frame.start.tool = "echo"
+    frame.start.timeout.seconds = 2**63 - 1
+    await caller.send(frame)
+    await caller.flush()
+    await worker.result(run)
+    await worker.result((await worker.next_invoke()).call)
+    for outcome in (await other.outcome(call), await caller.outcome(1)):
+        assert outcome.HasField("result")
+
+
+async def test_law_6_a_tool_may_name_a_far_time(host: Host) -> None:
+    far = tool()
+    far.default_timeout.seconds = far.max_timeout.seconds = 2**63 - 1
+    worker, caller = await attach(host, far), await host.caller()
+    call = await caller.start()
+    await worker.result((await worker.next_invoke()).call)
+    assert (await caller.outcome(call)).HasField("result")

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import grpc.aio
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
     CallEventKind,
@@ -44,8 +45,8 @@ class Operator:
         answer: CancelCallResponse = await self._ask("CancelCall", request, CancelCallResponse)
         return answer.found
 
-    async def shut_down(self, grace: float | None = None) -> ShutdownResponse:
-        request = ShutdownRequest(grace=None if grace is None else seconds(grace))
+    async def shut_down(self, grace: Duration | None = None) -> ShutdownResponse:
+        request = ShutdownRequest(grace=grace)
         answer: ShutdownResponse = await self._ask("Shutdown", request, ShutdownResponse)
         return answer
 
@@ -130,6 +131,22 @@ async def test_an_operator_cancels_a_call(socket_host: SocketHost, operator: Ope
 
 
 @on_unix
+async def test_a_grace_as_long_as_can_be_said_still_drains(start_host: StartHost) -> None:
+    host = await start_host()
+    assert isinstance(host, SocketHost)
+    operator = Operator(host)
+    worker, caller = await attach(host), await host.caller()
+    call = await caller.start()
+    run = (await worker.next_invoke()).call
+    assert (await operator.shut_down(Duration(seconds=2**63 - 1))).running == 1
+    await caller.next_of("draining")
+    await worker.result(run)
+    assert (await caller.outcome(call)).HasField("result")
+    await operator.aclose()
+    await host.ended()
+
+
+@on_unix
 async def test_an_operator_stops_the_sidecar_and_says_how_long_calls_have(start_host: StartHost) -> None:
     host = await start_host(calls=CallLimits(cancel_grace=0.2))
     assert isinstance(host, SocketHost)
@@ -137,7 +154,7 @@ async def test_an_operator_stops_the_sidecar_and_says_how_long_calls_have(start_
     worker, caller = await attach(host), await host.caller()
     call = await caller.start()
     await worker.next_invoke()
-    assert (await operator.shut_down(0.3)).running == 1
+    assert (await operator.shut_down(seconds(0.3))).running == 1
     assert (await caller.next_of("draining")).draining.grace.ToMilliseconds() == 300
     assert (await caller.outcome(call)).failure.kind == FailureKind.FAILURE_KIND_CANCELLED
     await operator.aclose()

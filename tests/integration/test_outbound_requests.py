@@ -123,10 +123,20 @@ async def test_a_request_waits_its_own_time_and_never_longer_than_its_call(
     assert answers.gone == [1, 2]
 
 
-@pytest.mark.parametrize("raises", [ValueError("secret"), TimeoutError("secret")], ids=["error", "timeout"])
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize(
+    ("raises", "late"),
+    [
+        (ValueError("secret"), False),
+        (ValueError("secret"), True),
+        (TimeoutError("secret"), False),
+        (TimeoutError("secret"), True),
+        # Of what it waited for, and not of itself.
+        (asyncio.CancelledError("secret"), True),
+    ],
+    ids=lambda value: value.__class__.__name__ if isinstance(value, BaseException) else "later" if value else "at once",
+)
 async def test_what_fails_inside_is_told_without_its_text(
-    memory_host: MemoryHost, caplog: pytest.LogCaptureFixture, raises: Exception, *, late: bool
+    memory_host: MemoryHost, caplog: pytest.LogCaptureFixture, raises: BaseException, *, late: bool
 ) -> None:
     async def later(_: Call, __: OutboundRequest) -> Frame:
         await asyncio.sleep(0)

@@ -152,6 +152,24 @@ def test_what_only_a_look_at_the_machine_can_tell_is_named_at_once(tmp_path: Pat
     assert warning.startswith("warning: listen.insecure serves TCP on loopback")
 
 
+def test_a_command_is_looked_for_where_it_would_be_run(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    tool = place / "tool"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o700)
+    config = place / "pillion.toml"
+
+    def checked(worker: str) -> int:
+        config.write_text(f"state_dir = 'state'\n[[worker]]\nname = 'a'\n{worker}\n")
+        return pillion("check", "--config", str(config), cwd=tmp_path).returncode
+
+    assert checked("command = ['./tool']") == 0
+    assert checked(f"command = ['tool']\nenvironment = {{ PATH = '{place}' }}") == 0
+    assert checked("command = ['tool']") == 2
+    assert checked(f"command = ['sh']\nenvironment = {{ PATH = '{place}' }}") == 2
+
+
 def test_a_process_without_a_home_is_told_what_to_set(tmp_path: Path) -> None:
     bare = {"HOME": None, "XDG_STATE_HOME": None}
     for command in ("check", "serve", "calls"):

@@ -29,7 +29,9 @@ class Supply:
     def __init__(self, host: MemoryHost, declared: str, notes: list[str]) -> None:
         self.at_once = False
         self.ready = asyncio.Event()
-        self.refusal: Exception | None = None
+        self.refusal: BaseException | None = None
+        self.failure: Exception | None = None
+        """What comes of placing, if anything does."""
         self._notes = notes
         self._declared = declared
         host.pipeline.suppliers[declared] = self
@@ -42,6 +44,8 @@ class Supply:
 
     def placed(self, call: Call, assignment: Assignment) -> None:
         assert call.instance_id == assignment.instance_id
+        if self.failure is not None:
+            raise self.failure
         self._notes.append(f"{self._declared} placed")
 
     async def _wait(self) -> None:
@@ -135,12 +139,13 @@ async def test_what_cannot_be_had_refuses_the_call(
     assert (await caller.outcome(call)).HasField("result")
 
 
+@pytest.mark.parametrize("failure", [ValueError("a secret"), asyncio.CancelledError("a secret")], ids=repr)
 @pytest.mark.parametrize("keyed", [False, True], ids=["without key", "with key"])
 async def test_a_supplier_that_fails_refuses_without_its_text(
-    memory_host: MemoryHost, wants: Supply, caplog: pytest.LogCaptureFixture, *, keyed: bool
+    memory_host: MemoryHost, wants: Supply, caplog: pytest.LogCaptureFixture, failure: BaseException, *, keyed: bool
 ) -> None:
     wants.ready.set()
-    wants.refusal = ValueError("a secret")
+    wants.refusal = failure
     _, caller = await peers(memory_host)
     del memory_host.pipeline.suppliers["needs"]
     outcome = await caller.call(idempotency_key="k" if keyed else None)
@@ -149,6 +154,26 @@ async def test_a_supplier_that_fails_refuses_without_its_text(
     outcome = await caller.call(idempotency_key="k" if keyed else None)
     assert outcome.failure.kind == INTERNAL
     assert "secret" not in outcome.failure.message
+    caplog.clear()
+
+
+async def test_a_supplier_that_fails_at_an_instance_harms_no_other_call(
+    memory_host: MemoryHost, wants: Supply, needs: Supply, caplog: pytest.LogCaptureFixture
+) -> None:
+    wants.at_once = needs.at_once = True
+    worker, caller = await attach(memory_host, declaring(), tool("read"), concurrency=1), await memory_host.caller()
+    other = await caller.start("read")
+    run = (await worker.next_invoke()).call
+    needs.failure = ValueError("a secret")
+    call = await caller.start()
+    await worker.result(run)
+    assert (await caller.outcome(other)).HasField("result")
+    refused = (await caller.outcome(call)).failure
+    assert (refused.kind, refused.side_effects) == (INTERNAL, SideEffects.SIDE_EFFECTS_NONE)
+    assert "secret" not in refused.message
+    needs.failure = None
+    await caller.start()
+    assert (await worker.next_invoke()).invoke.tool == "echo"
     caplog.clear()
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import signal
 import time
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,17 @@ from pillion._content import write_content
 from pillion.content import Audio, Content, Hints, Image, Resource, ResourceLink, Text
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import ContentBlock, FailureKind, SideEffects
-from tests.support import READ, CallLimits, Invocation, SocketHost, StartHost, WorkerPeer, attach, tool
+from tests.support import (
+    READ,
+    CallLimits,
+    Invocation,
+    SidecarProcess,
+    SocketHost,
+    StartHost,
+    WorkerPeer,
+    attach,
+    tool,
+)
 
 CANCELLED, FAILED = FailureKind.FAILURE_KIND_CANCELLED, FailureKind.FAILURE_KIND_TOOL_FAILED
 NOTHING, COMMITTED = SideEffects.SIDE_EFFECTS_NONE, SideEffects.SIDE_EFFECTS_COMMITTED
@@ -285,6 +296,34 @@ async def test_calls_wait_here_for_a_place_on_the_stream(start_host: StartHost) 
         assert [value["n"] if isinstance(value, dict) else None for value in values] == [0, 1, 2, None, 4, 5]
 
 
+async def test_who_leaves_as_its_call_is_sent_cancels_it(start_host: StartHost) -> None:
+    host: Any = await start_host(calls=CallLimits(in_flight_per_stream=1))
+    worker = await attach(host, tool("echo"))
+
+    async with pillion.connect(host.callers_at) as caller:
+
+        async def second() -> None:
+            async with caller.start("echo"):
+                raise AssertionError("it was to be cancelled")
+
+        async def first() -> None:
+            await caller.call("echo")
+            # Its place on the stream was given to the second in this very turn of the loop.
+            waiting.cancel()
+
+        running = asyncio.ensure_future(first())
+        invocation = await worker.next_invoke()
+        waiting = asyncio.ensure_future(second())
+        await asyncio.sleep(0)
+        await worker.result(invocation.call)
+        await running
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        left = await worker.next_invoke()
+        assert await reason_of(worker, left) is pillion.CancelReason.CALLER
+        await worker.fail(left.call, CANCELLED)
+
+
 async def test_tools_are_listed_and_watched(caller: pillion.Host, socket_host: SocketHost) -> None:
     async with contextlib.aclosing(caller.watch_tools()) as watched:
         first = await anext(watched)
@@ -337,6 +376,44 @@ async def test_what_runs_at_the_end_of_the_connection_fails_there(socket_host: S
     await worker.fail(invocation.call, CANCELLED)
 
 
+async def test_whoever_asks_a_connection_that_was_closed_is_told_so(socket_host: SocketHost) -> None:
+    async with pillion.connect(socket_host.callers_at) as caller:
+        watched = caller.watch_tools()
+        await anext(watched)
+        more = asyncio.ensure_future(anext(watched))
+    async with asyncio.timeout(5):
+        for asked in (more, caller.tools(), caller.info(), caller.end_run("r"), anext(caller.watch_tools())):
+            with pytest.raises(errors.Closed):
+                await asked
+
+
+async def test_what_is_asked_as_the_connection_closes_is_told_so(sidecar_process: SidecarProcess) -> None:
+    async with pillion.connect(sidecar_process.callers_at) as caller:
+        sidecar_process.send(signal.SIGSTOP)
+        asked = asyncio.ensure_future(caller.info())
+        await asyncio.sleep(0)
+    with pytest.raises(errors.Closed):
+        await asked
+    sidecar_process.send(signal.SIGCONT)
+
+
+async def test_a_connection_that_is_left_by_a_scope_leaves_nothing_behind(
+    socket_host: SocketHost, worker: WorkerPeer
+) -> None:
+    before = asyncio.all_tasks()
+    with anyio.CancelScope() as scope:
+        async with pillion.connect(socket_host.callers_at) as caller:
+            running = asyncio.ensure_future(caller.call("echo"))
+            invocation = await worker.next_invoke()
+            scope.cancel()
+            await anyio.sleep_forever()
+    with pytest.raises(errors.StreamLost):
+        await running
+    assert await reason_of(worker, invocation) is pillion.CancelReason.DISCONNECT
+    await worker.fail(invocation.call, CANCELLED)
+    assert not {task.get_name() for task in asyncio.all_tasks() - before if task.get_name() == "pillion-link"}
+
+
 async def test_a_call_is_used_within_its_block(caller: pillion.Host, worker: WorkerPeer) -> None:
     call = caller.start("echo")
     with pytest.raises(errors.Closed):
@@ -349,6 +426,15 @@ async def test_a_call_is_used_within_its_block(caller: pillion.Host, worker: Wor
         with pytest.raises(errors.Closed):
             async with call:
                 pass
+
+
+@pytest.mark.parametrize("far", [float("inf"), 1e300, 2**63])
+async def test_a_time_may_be_as_far_as_one_likes(caller: pillion.Host, worker: WorkerPeer, far: float) -> None:
+    task, invocation = await started(worker, caller.call("echo", timeout=far, idle_timeout=far))
+    await worker.result(invocation.call, 1)
+    assert await task == 1
+    with pytest.raises(ValueError, match="NaN"):
+        await caller.call("echo", timeout=float("nan"))
 
 
 async def test_sending_again_needs_a_key(caller: pillion.Host) -> None:

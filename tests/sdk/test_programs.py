@@ -118,6 +118,35 @@ async def test_a_second_signal_asks_tools_to_stop(process: SidecarProcess, tmp_p
         assert worker.returncode == 0
 
 
+async def test_a_tool_that_heeds_no_cancel_keeps_no_process(process: SidecarProcess, tmp_path: Path) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import asyncio, sys, pillion\n"
+        "async def countdown(ctx: pillion.ToolContext) -> None:\n"
+        "    while True:\n"
+        "        ctx.progress('on and on')\n"
+        "        try:\n"
+        "            await asyncio.sleep(600)\n"
+        "        except asyncio.CancelledError:\n"
+        "            pass\n"
+        "target, token_file = sys.argv[1:]\n"
+        "pillion.run_worker([countdown], target=target, worker='words', token_file=token_file)\n"
+    )
+    worker = await program(str(script), process.workers_at, str(tmp_path / "words.token"))
+    try:
+        async with pillion.connect(process.callers_at) as host, host.start("countdown", timeout=60) as call:
+            await anext(call)
+            worker.send_signal(signal.SIGTERM)
+            worker.send_signal(signal.SIGINT)
+            async with asyncio.timeout(20):
+                _, err = await worker.communicate()
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+    assert worker.returncode == 0
+    assert b"countdown ignores that it is cancelled, and is left behind" in err
+
+
 async def tools_of_nobody(host: pillion.Host) -> None:
     """Returns once the worker has said goodbye: the sidecar then counts a call that waits for it."""
     async with host.start("countdown", timeout=20) as waiting:

@@ -15,6 +15,7 @@ from pillion import errors
 from pillion._gen.pillion.v1 import execute_pb2
 from pillion._gen.pillion.v1.execute_pb2 import ExecuteRequest, ExecuteResponse, GetInfoResponse
 from pillion._gen.pillion.v1.frame_pb2 import Frame
+from pillion._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from tests.sdk.conftest import StartWorker
 from tests.support import SocketHost
 
@@ -124,6 +125,39 @@ async def test_the_synchronous_face_has_artifacts(
     await in_thread(work)
 
 
+async def test_threads_that_ask_while_it_closes_are_told(socket_host: SocketHost, start_worker: StartWorker) -> None:
+    @pillion.tool
+    async def echo(n: int) -> int:
+        return n
+
+    await start_worker(echo)
+    raised: list[BaseException] = []
+
+    def ask(asking: Callable[[], Any]) -> None:
+        try:
+            while True:
+                asking()
+        except errors.StreamLost:
+            ask(asking)
+        except BaseException as error:  # noqa: BLE001  # whatever it was
+            raised.append(error)
+
+    def work() -> None:
+        for _ in range(10):
+            with pillion.sync.connect(socket_host.callers_at) as host:
+                asks = (lambda host=host: host.call("echo", {"n": 1}), host.tools)
+                threads = [threading.Thread(target=ask, args=(each,), daemon=True) for each in asks * 2]
+                for thread in threads:
+                    thread.start()
+                host.info()
+            for thread in threads:
+                thread.join(5)
+                assert not thread.is_alive(), "a thread waits for ever"
+
+    await in_thread(work)
+    assert {type(error) for error in raised} == {errors.Closed}
+
+
 async def test_nobody_there_is_told(tmp_path: Any) -> None:
     def work() -> None:
         with (
@@ -222,6 +256,20 @@ def test_an_answer_may_be_an_error(fake: FakeSidecar) -> None:
     [frame] = fake.replies
     assert (frame.reply.error.code, frame.reply.error.peer.code) == (21, -32_001)
     assert (frame.reply.error.peer.message, frame.reply.error.peer.data) == ("no", b'{"why":1}')
+
+
+def test_an_answer_that_cannot_be_told_is_refused_too(fake: FakeSidecar, caplog: pytest.LogCaptureFixture) -> None:
+    def answer(_question: pillion.Question) -> Any:
+        raise pillion.PeerError(-32_000, "not now", {"when": float("nan")})
+
+    with (
+        pillion.sync.connect(fake.channel, connect_timeout=5, can_answer={"elicitation/create": answer}) as host,
+        host.start("asks", timeout=5) as call,
+    ):
+        call.ended()
+    (reply,) = fake.replies
+    assert reply.reply.error.code == ReplyErrorCode.REPLY_ERROR_CODE_INTERNAL
+    caplog.clear()
 
 
 def test_what_nobody_answers_is_refused_at_once(fake: FakeSidecar) -> None:

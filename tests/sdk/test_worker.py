@@ -100,6 +100,27 @@ async def test_only_the_text_of_a_tool_error_travels(
         await caller.call("read", {"how": "exit"})
 
 
+async def test_a_tool_error_made_of_whatever_ends_its_call(
+    caller: pillion.Host, start_worker: StartWorker, quiet_log: pytest.LogCaptureFixture
+) -> None:
+    @pillion.tool
+    async def echo(what: str) -> None:
+        given: dict[str, Any] = {
+            "an exception": pillion.ToolError(cast("Any", ValueError("no such row"))),
+            "a wait": pillion.ToolError("later", retry_after=float("nan")),
+            "a word": pillion.ToolError("done", side_effects=cast("Any", "none")),
+        }
+        raise given[what]
+
+    await start_worker(echo)
+    with pytest.raises(errors.ToolFailed, match="no such row"):
+        await caller.call("echo", {"what": "an exception"}, timeout=5)
+    for what in ("a wait", "a word"):
+        with pytest.raises(errors.ToolFailed, match="its worker's log says why"):
+            await caller.call("echo", {"what": what}, timeout=5)
+    assert quiet_log.text.count("in a way that cannot be told") == 2
+
+
 async def test_results_have_blocks_and_may_be_errors(caller: pillion.Host, start_worker: StartWorker) -> None:
     @pillion.tool
     async def echo(error: bool) -> dict[str, int]:

@@ -35,6 +35,9 @@ def test_the_persons_line(payload: Any, line: str) -> None:
         ({"done": 1, "total": 0}, None),
         ({"done": True, "total": 4}, None),
         ({"done": "1", "total": 4}, None),
+        ({"done": 1, "total": 10**400}, 0.0),
+        ({"done": 10**400, "total": 1}, None),
+        ({"done": 0.5, "total": 10**400}, None),
         ([1, 4], None),
     ],
 )
@@ -74,7 +77,25 @@ def test_an_argument_has_the_type_that_the_schema_says(pair: str, value: Any) ->
     assert json.loads(arguments_of([pair], None, SCHEMA)) == {pair.partition("=")[0]: value}
 
 
-@pytest.mark.parametrize(("pairs", "text"), [(["number=x"], None), (["=x"], None), (["x"], None), (["text=x"], "{}")])
+@pytest.mark.parametrize(
+    "value",
+    ["0.1000000000000000055511151231257827", "1e999", "9" * 5_000, '{"a":1,"a":2}', "[" * 100_000],
+    ids=["digits", "large", "long", "twice", "deep"],
+)
+def test_an_argument_that_is_json_is_passed_on_as_it_is_written(value: str) -> None:
+    assert arguments_of([f"other={value}"], None, SCHEMA) == f'{{"other":{value}}}'.encode()
+
+
+def test_what_is_no_number_of_json_is_a_text_or_refused() -> None:
+    assert arguments_of(["other=NaN", "a=-Infinity"], None, SCHEMA) == b'{"other":"NaN","a":"-Infinity"}'
+    with pytest.raises(BadArguments, match="number is number by the tool's schema"):
+        arguments_of(["number=NaN"], None, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text"),
+    [(["number=x"], None), (["=x"], None), (["x"], None), (["text=x"], "{}"), (["text=x", "text=y"], None)],
+)
 def test_arguments_that_cannot_be_read_are_refused(pairs: list[str], text: str | None) -> None:
     with pytest.raises(BadArguments):
         arguments_of(pairs, text, SCHEMA)

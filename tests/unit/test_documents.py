@@ -22,7 +22,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.result import _KINDS_OF_TOOLS
 from sidecar.calls.state import CallState
 from sidecar.cli import call
-from sidecar.cli.main import BROKEN_PIPE, USAGE
+from sidecar.cli.main import BROKEN_PIPE, UNWRITTEN, USAGE
 from sidecar.config import (
     Allow,
     Artifacts,
@@ -212,7 +212,7 @@ def test_every_kind_of_failure_has_its_class_and_its_advice() -> None:
 
 def test_every_exit_code_of_a_call_is_told() -> None:
     told = {row["Exit code"] for row in table("docs/call-a-tool.md", "From a shell")}
-    codes = {0, call.TOOL_ERROR, USAGE, call.INTERRUPTED, BROKEN_PIPE}
+    codes = {0, call.TOOL_ERROR, USAGE, call.INTERRUPTED, UNWRITTEN, BROKEN_PIPE}
     assert told == {*map(str, codes), f"{call.FIRST_FAILURE} and more"}
     assert call.FIRST_FAILURE + FailureKind.FAILURE_KIND_TIMEOUT == 20
 

@@ -1,9 +1,11 @@
 """The guardian: small, and sure of whom it signals."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from sidecar.workers import guardian
 
+EXIT = {"x86_64": 60, "aarch64": 93}
+"""The system call that ends one thread alone, by machine."""
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 
 
@@ -47,6 +51,20 @@ def test_everything_below_a_process_is_found_whatever_it_is_called(tmp_path: Pat
         assert found.index(process.pid) < found.index(below)
         os.kill(below, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.skipif(platform.machine() not in EXIT, reason="the number of the system call is not known here")
+def test_a_process_whose_first_thread_has_ended_is_found_and_ended() -> None:
+    script = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(flush=True); "
+        f"ctypes.CDLL(None).syscall({EXIT[platform.machine()]}, 0)"
+    )
+    with child(sys.executable, "-c", script) as process:
+        while "Z" not in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]:
+            time.sleep(0.01)
+        assert process.pid in guardian.descendants(os.getpid())
+        guardian.send(process.pid, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
 
 
 def test_a_process_that_has_ended_is_neither_found_nor_signalled() -> None:

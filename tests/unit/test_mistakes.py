@@ -67,6 +67,19 @@ def test_a_file_that_is_not_toml_is_told_with_its_line(tmp_path: Path) -> None:
     assert "line 2" in said
 
 
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [("[" * 5_000, "It nests too deep"), ("9" * 5_000, "It has a number of over 4,300 digits")],
+    ids=["deep", "long"],
+)
+def test_a_file_that_is_more_than_can_be_read(tmp_path: Path, value: str, wrong: str) -> None:
+    (said,) = mistakes(tmp_path, f"state_dir = {value}")
+    assert said.endswith(f"is not TOML: {wrong}.")
+    # A variable with it is a text, as everything is that is not TOML.
+    with pytest.raises(ConfigRefused):
+        read(None, HOME | {"PILLION__METRICS__PUBLIC": value})
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigRefused) as refused:
         read(tmp_path / "none.toml", HOME)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.limits import KIB, MIB, WireLimits
@@ -204,6 +205,26 @@ async def test_over_the_hard_limit_the_peer_is_read_no_further(open_stream: Open
     await writing
     # The rest of the message was handled; the next one only once there was room.
     assert overfull_when_handled == [False, True, False]
+
+
+async def test_over_the_hard_limit_the_rest_of_a_message_waits_too(open_stream: Opens) -> None:
+    link = await open_stream(replace(SMALL, frames_per_turn=8))
+    most = 0
+
+    def handle(frame: Frame) -> None:
+        nonlocal most
+        link.stream.lane(frame.call).send(sized_outcome(KIB, call=frame.call))
+        most = max(most, link.outbox.undelivered_bytes)
+
+    link.receiver.on_frame = handle
+    await link.hold_writer()
+    calls = range(1, 1_001)
+    await link.send(*(start(call=call) for call in calls))
+    await link.receiver.until(lambda: link.outbox.overfull)
+    await link.release_writer()
+    assert len(await link.frames(len(calls))) == len(calls)
+    # What the answers of one turn may have over it.
+    assert most <= SMALL.undelivered_hard + 9 * KIB
 
 
 async def test_nothing_lossless_is_lost_to_a_slow_reader(open_stream: Opens) -> None:

@@ -149,8 +149,16 @@ class Secret(Withheld):
     __slots__ = ()
 
 
+_LONGEST = 315_576_000_000
+"""The most seconds that a duration has."""
+
+
 def set_seconds(duration: Duration, seconds: float) -> None:
-    """Sets a duration."""
+    """Sets a duration; one that is longer than there is, as `math.inf`, to the longest.
+
+    :raises ValueError: if it is no number.
+    """
+    seconds = min(seconds, _LONGEST)
     whole = int(seconds)
     duration.seconds = whole
     if seconds != whole:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
 
+import grpc
 from google.protobuf.message import DecodeError
 
 from pillion import _failures
@@ -153,6 +154,7 @@ class Host:
         """The tools that this caller may call for this subject.
 
         :raises ConnectionFailed: if the sidecar does not answer.
+        :raises Closed: if the connection was closed.
         """
         answer = await self._ask("ListTools", _listing(identity), ListToolsResponse)
         return self._read(answer)
@@ -161,6 +163,7 @@ class Host:
         """The tools, whole, now and whenever they change. To be closed by who iterates (`contextlib.aclosing`).
 
         :raises ConnectionFailed: if the sidecar is lost.
+        :raises Closed: if the connection was closed.
         """
         await self._connection.prepare()
         stream = self._connection.subscribe(_SERVICE + "WatchTools", _listing(identity).SerializeToString())
@@ -172,12 +175,15 @@ class Host:
                     await messages.put(await stream.read())
             except StreamEnded as ended:
                 await messages.put(ended)
+            except Exception as error:  # noqa: BLE001  # nobody else would tell who iterates
+                await messages.put(StreamEnded(grpc.StatusCode.UNKNOWN, type(error).__name__))
 
         # The stream is read by a task of its own: scopes of anyio leak out of gRPC's awaits.
         task = asyncio.get_running_loop().create_task(pump())
         try:
             while not isinstance(message := await messages.get(), StreamEnded):
                 yield self._read(WatchToolsResponse.FromString(message))
+            self._link.raise_if_over()
             if message.code is not None:
                 raise unanswered(message)
             raise _failures.ConnectionFailed("The sidecar tells no more: it stops.")
@@ -343,5 +349,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     async def _close(self) -> None:
         link, connection = self._link, self._connection
         if link is not None and connection is not None:
-            await link.close()
-            await connection.close()
+            try:
+                await link.close()
+            finally:
+                await connection.close()

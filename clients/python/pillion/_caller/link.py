@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections import deque
-from contextlib import suppress
 
 import grpc
 
@@ -13,7 +12,7 @@ from pillion._caller.questions import Questions
 from pillion._caller.stream import CallStream
 from pillion._facts import CancelReason, Effects, SideEffects
 from pillion._wire.backoff import Backoff
-from pillion._wire.channel import EXECUTE, Connection, StreamEnded
+from pillion._wire.channel import EXECUTE, Connection, StreamEnded, closed
 
 _log = logging.getLogger("pillion")
 
@@ -86,23 +85,26 @@ class Link:
     async def close(self) -> None:
         """Ends the streams. What still runs is cancelled, and fails here as `StreamLost`."""
         if self._ended is None:
-            self._ended = _failures.Closed("The connection was closed.")
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._current is not None and not self._current.calls:
-            self._current.retire()
-            await asyncio.wait((self._streams[self._current],), timeout=_CLOSING)
-        running = tuple(self._streams.values())
-        for task in running:
-            task.cancel()
+            self._ended = closed()
+        try:
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.gather(self._keeper, return_exceptions=True)
+            if self._current is not None and not self._current.calls:
+                self._current.retire()
+                await asyncio.wait((self._streams[self._current],), timeout=_CLOSING)
+        finally:
+            # Whoever is cancelled here may be cancelled at each further await as well.
+            running = tuple(self._streams.values())
+            for task in running:
+                task.cancel()
+            self._fail_waiting(self._ended)
+            if self._ticker is not None:
+                self._ticker.cancel()
+            if not self._opened.done():
+                self._opened.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._fail_waiting(self._ended)
         await self._questions.close()
-        if self._ticker is not None:
-            self._ticker.cancel()
-        if not self._opened.done():
-            self._opened.cancel()
 
     async def _keep(self) -> None:
         backoff = Backoff()
@@ -225,6 +227,14 @@ class Link:
             side_effects=SideEffects.NONE if harmless else SideEffects.POSSIBLE,
         )
 
+    def raise_if_over(self) -> None:
+        """Goes on, unless the connection was closed, or has failed for good.
+
+        :raises PillionError: as whoever connected was told, or would be.
+        """
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended))
+
     # --- calls
 
     def begin_now(self, call: Call) -> bool:
@@ -239,8 +249,7 @@ class Link:
 
     async def begin(self, call: Call) -> None:
         """Sends a call as soon as that can be done, in order."""
-        if self._ended is not None:
-            raise type(self._ended)(str(self._ended))
+        self.raise_if_over()
         if self.begin_now(call):
             return
         call.waiter = self.loop.create_future()
@@ -250,8 +259,8 @@ class Link:
         try:
             await call.waiter
         except asyncio.CancelledError:
-            with suppress(ValueError):
-                self._waiting.remove(call)
+            # It may have been sent in the very moment.
+            self.leave(call)
             raise
         finally:
             call.waiter = None

@@ -116,20 +116,8 @@ class Questions:
     async def _answer(
         self, handler: Handler, question: Question, call: int, request_id: int, stream: FrameStream
     ) -> None:
-        frame = Frame(call=call)
-        frame.reply.request_id = request_id
         try:
-            async with asyncio.timeout(question.timeout or None):
-                answer = await handler(question)
-            frame.reply.caller.SetInParent()
-            if answer is not None:
-                frame.reply.caller.result = _json.encode(answer)
-        except PeerError as error:
-            frame.reply.error.code = ReplyErrorCode.REPLY_ERROR_CODE_PEER_ERROR
-            frame.reply.error.peer.code = error.code
-            frame.reply.error.peer.message = error.message[:1_024]
-            if error.data is not None:
-                frame.reply.error.peer.data = _json.encode(error.data)
+            frame = await _answered(handler, question, call, request_id)
         except TimeoutError:
             frame = _refusal(call, request_id, ReplyErrorCode.REPLY_ERROR_CODE_PEER_TIMEOUT, "No answer came in time.")
         except Exception:  # noqa: BLE001  # as above
@@ -141,6 +129,26 @@ class Questions:
             code = ReplyErrorCode.REPLY_ERROR_CODE_PEER_MALFORMED
             data = _refusal(call, request_id, code, "The answer is over the largest frame.").SerializeToString()
         stream.outbox.control(data)
+
+
+async def _answered(handler: Handler, question: Question, call: int, request_id: int) -> Frame:
+    """A handler's answer, or its error."""
+    frame = Frame(call=call)
+    frame.reply.request_id = request_id
+    try:
+        async with asyncio.timeout(question.timeout or None):
+            answer = await handler(question)
+    except PeerError as error:
+        frame.reply.error.code = ReplyErrorCode.REPLY_ERROR_CODE_PEER_ERROR
+        frame.reply.error.peer.code = error.code
+        frame.reply.error.peer.message = error.message[:1_024]
+        if error.data is not None:
+            frame.reply.error.peer.data = _json.encode(error.data)
+        return frame
+    frame.reply.caller.SetInParent()
+    if answer is not None:
+        frame.reply.caller.result = _json.encode(answer)
+    return frame
 
 
 def _refusal(call: int, request_id: int, code: "ReplyErrorCode.ValueType", message: str) -> Frame:

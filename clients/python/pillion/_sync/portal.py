@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from pillion import _failures
+from pillion._wire.channel import closed
 
 Answer = TypeVar("Answer")
 
@@ -16,6 +16,8 @@ class Portal:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._entering = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="pillion-sync", daemon=True)
         self._thread.start()
 
@@ -24,14 +26,16 @@ class Portal:
 
         :raises Closed: if the connection was closed.
         """
-        if self._loop.is_closed():
-            work.close()
-            raise _failures.Closed("The connection was closed.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        # What is handed over once the loop stops would never be answered.
+        with self._entering:
+            if self._is_closed:
+                work.close()
+                raise closed()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except CancelledError:
-            raise _failures.Closed("The connection was closed.") from None
+            raise closed() from None
         except BaseException:
             future.cancel()
             raise
@@ -40,10 +44,15 @@ class Portal:
         """Cancels what runs, and ends the thread."""
 
         async def last() -> None:
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
                 task.cancel()
+            # Whoever waits for one in a thread is told when it ends.
+            await asyncio.gather(*others, return_exceptions=True)
             await self._loop.shutdown_default_executor()
 
+        with self._entering:
+            self._is_closed = True
         asyncio.run_coroutine_threadsafe(last(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

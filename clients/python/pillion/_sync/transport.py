@@ -12,7 +12,16 @@ from typing import Any
 
 import grpc
 
-from pillion._wire.channel import BULK_OPTIONS, OPTIONS, Metadata, StreamEnded, ended, seconds_in, unanswered
+from pillion._wire.channel import (
+    BULK_OPTIONS,
+    OPTIONS,
+    Metadata,
+    StreamEnded,
+    closed,
+    ended,
+    seconds_in,
+    unanswered,
+)
 from pillion._wire.security import Security, Shown
 
 _READ_AHEAD = 4
@@ -112,6 +121,7 @@ class BlockingConnection:
         self._security = security
         self._channel: Any = None if isinstance(target, str) else target
         self._bulk: Any = None
+        self._is_closed = False
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
 
@@ -129,10 +139,13 @@ class BlockingConnection:
         """Looks again at the token, and anew at the certificates.
 
         :raises CannotConnect: if they cannot be used.
+        :raises Closed: if it was closed.
         """
         shown = await self._security.shown()
+        if self._is_closed:
+            raise closed()
         if self._owned and (self._channel is None or (anew and shown.pem != self._shown.pem)):
-            await self.close()
+            await self._drop()
             self._shown = shown
             self._channel = self._opened(OPTIONS)
         self._metadata = shown.metadata
@@ -163,6 +176,7 @@ class BlockingConnection:
         """The answer to a request.
 
         :raises ConnectionFailed: if it is not answered.
+        :raises Closed: if it was closed, before or meanwhile.
         """
         await self.prepare()
         multi = self._channel.unary_unary(method)
@@ -170,7 +184,9 @@ class BlockingConnection:
         work = partial(multi, message, metadata=self._metadata, timeout=timeout, **wait)
         try:
             return await asyncio.get_running_loop().run_in_executor(None, work)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, ValueError) as error:  # the latter is of a channel that was closed
+            if self._is_closed:
+                raise closed() from None
             raise unanswered(ended(error)) from None
 
     def _waiting(self, *, wait: bool) -> dict[str, bool]:
@@ -184,6 +200,10 @@ class BlockingConnection:
 
     async def close(self) -> None:
         """Ends it, with all its streams, if it is its own."""
+        self._is_closed = True
+        await self._drop()
+
+    async def _drop(self) -> None:
         bulk, self._bulk = self._bulk, None
         for channel in (bulk, self._channel):
             if self._owned and channel is not None:

@@ -11,7 +11,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
-from pillion._failures import ConnectionFailed, NotAuthenticated
+from pillion._failures import Closed, ConnectionFailed, NotAuthenticated
 from pillion._gen.pillion.v1.outcome_pb2 import Failure
 from pillion._wire.security import Security, Shown
 
@@ -124,6 +124,7 @@ class Connection(Protocol):
         Certificates that changed are shown only `anew`, since all that is open is lost with the change.
 
         :raises CannotConnect: if it cannot be used.
+        :raises Closed: if it was closed.
         """
         ...
 
@@ -142,6 +143,7 @@ class Connection(Protocol):
         """The answer to a request.
 
         :raises ConnectionFailed: if it is not answered.
+        :raises Closed: if it was closed, before or meanwhile.
         """
         ...
 
@@ -159,7 +161,6 @@ class GrpcTransport:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._dropped = False
 
     async def read(self) -> bytes:
         """The next message.
@@ -171,7 +172,7 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             raise ended(error) from None
         except asyncio.CancelledError:
-            self._raise_if_dropped()
+            _raise_if_dropped()
             raise
         except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             raise StreamEnded(grpc.StatusCode.UNKNOWN, type(error).__name__) from None
@@ -191,7 +192,7 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             raise ended(error) from None
         except asyncio.CancelledError:
-            self._raise_if_dropped()
+            _raise_if_dropped()
             raise
         except (grpc.aio.BaseError, asyncio.InvalidStateError, RuntimeError, ValueError) as error:
             raise StreamEnded(grpc.StatusCode.UNAVAILABLE, type(error).__name__) from None
@@ -204,7 +205,7 @@ class GrpcTransport:
         try:
             return dict(await self._call.initial_metadata())
         except asyncio.CancelledError:
-            self._raise_if_dropped()
+            _raise_if_dropped()
             raise
 
     async def finish(self) -> None:
@@ -216,7 +217,6 @@ class GrpcTransport:
 
     def cancel(self) -> None:
         """Drops the stream."""
-        self._dropped = True
         self._call.cancel()
 
     async def expires_in(self) -> float | None:
@@ -225,12 +225,6 @@ class GrpcTransport:
             return seconds_in(await self._call.initial_metadata())
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return None
-
-    def _raise_if_dropped(self) -> None:
-        """A stream that was dropped here reads as a cancellation, which is not one of the task that reads."""
-        task = asyncio.current_task()
-        if self._dropped and (task is None or not task.cancelling()):
-            raise StreamEnded(grpc.StatusCode.CANCELLED, "dropped on this side")
 
 
 class GrpcConnection:
@@ -242,6 +236,7 @@ class GrpcConnection:
         # Any: without serialisers, messages are bytes, which the stubs of grpc do not say.
         self._channel: Any = None
         self._bulk: Any = None
+        self._is_closed = False
         self._shown = Shown(None, None)
         self._metadata = self._shown.metadata
 
@@ -259,10 +254,13 @@ class GrpcConnection:
         """Looks again at the token, and anew at the certificates.
 
         :raises CannotConnect: if they cannot be used.
+        :raises Closed: if it was closed.
         """
         shown = await self._security.shown()
+        if self._is_closed:
+            raise closed()
         if self._channel is None or (anew and shown.pem != self._shown.pem):
-            await self.close()
+            await self._drop()
             self._shown = shown
             self._channel = self._opened(OPTIONS)
         self._metadata = shown.metadata
@@ -292,6 +290,7 @@ class GrpcConnection:
         """The answer to a request.
 
         :raises ConnectionFailed: if it is not answered.
+        :raises Closed: if it was closed, before or meanwhile.
         """
         await self.prepare()
         try:
@@ -303,7 +302,12 @@ class GrpcConnection:
         except asyncio.CancelledError:
             # grpc.aio hands on a cancellation without saying whose: a scope of anyio would not know its own.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            raise
+            if _is_asked_to_stop():
+                raise
+            if self._is_closed:
+                raise closed() from None
+            reason = StreamEnded(grpc.StatusCode.CANCELLED, "the certificates were changed meanwhile")
+            raise unanswered(reason) from None
         return answer
 
     def subscribe(self, method: str, message: bytes) -> GrpcTransport:
@@ -312,6 +316,10 @@ class GrpcConnection:
 
     async def close(self) -> None:
         """Ends it, with all its streams."""
+        self._is_closed = True
+        await self._drop()
+
+    async def _drop(self) -> None:
         bulk, self._bulk = self._bulk, None
         for channel in (bulk, self._channel):
             if channel is not None:
@@ -325,6 +333,23 @@ def seconds_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | No
             with suppress(ValueError):
                 return max(0.0, float(value))
     return None
+
+
+def _is_asked_to_stop() -> bool:
+    """Whether a cancellation is one of the task that it comes up in."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _raise_if_dropped() -> None:
+    """A stream that was dropped here, or whose channel was, reads as a cancellation of the task that reads."""
+    if not _is_asked_to_stop():
+        raise StreamEnded(grpc.StatusCode.CANCELLED, "dropped on this side")
+
+
+def closed() -> Closed:
+    """The exception of what is asked of a connection that was closed."""
+    return Closed("The connection was closed.")
 
 
 def ended(error: Any) -> StreamEnded:

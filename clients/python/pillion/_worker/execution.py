@@ -248,7 +248,14 @@ class Execution:
         side_effects = SideEffects.NONE if self.tool.effects is Effects.READ else SideEffects.POSSIBLE
         if isinstance(error, ToolError):
             said = side_effects if error.side_effects is None else error.side_effects
-            self._end(FailureKind.TOOL_FAILED, error.message, said, error)
+            try:
+                self._end(FailureKind.TOOL_FAILED, error.message, said, error)
+            except (ArithmeticError, AttributeError, TypeError, ValueError):
+                # What a tool gives may be anything, and its call ends all the same.
+                _log.exception(
+                    "%s failed in %s in a way that cannot be told", self.tool.name, self.context.execution_id
+                )
+                self._end(FailureKind.TOOL_FAILED, _FAILED, side_effects)
         elif isinstance(error, _refusals.CredentialRefused):
             self._end(FailureKind.CREDENTIAL_UNAVAILABLE, error.message, side_effects, error)
         elif isinstance(error, asyncio.CancelledError) and self.context.cancelled:

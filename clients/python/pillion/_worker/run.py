@@ -64,8 +64,13 @@ def run_worker(  # noqa: PLR0913  # settings, each by its name
             threads=threads,
             drain=drain,
         )
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner = asyncio.Runner(loop_factory=_loop_factory())
+        try:
             runner.run(_serve(made))
+        finally:
+            # Closing waits for every task, and one that heeds no cancel would keep the process for ever.
+            if not made.stubborn:
+                runner.close()
     except WorkerRefused as refused:
         raise SystemExit(str(refused)) from None
 

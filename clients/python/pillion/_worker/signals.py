@@ -34,7 +34,8 @@ class ToolError(PillionError):
         side_effects: SideEffects | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        # Whoever passes on an exception means its text.
+        self.message = str(message)
         self.retryable = retryable
         """Whether the same request may work later."""
         self.retry_after = retry_after

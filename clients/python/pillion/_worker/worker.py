@@ -135,6 +135,11 @@ class Worker:
             "stream_error": self._error,
         }
 
+    @property
+    def stubborn(self) -> tuple[str, ...]:
+        """The asynchronous tools that run on though the worker has left: they ignore that they are cancelled."""
+        return tuple(execution.tool.name for execution in self._all if execution.tool.is_async)
+
     # --- its life
 
     async def run(self) -> None:
@@ -248,6 +253,8 @@ class Worker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CANCEL_GRACE):
                     await self._idle.wait()
+            for name in self.stubborn:
+                _log.error("%s ignores that it is cancelled, and is left behind", name)
         await self._cleanups.fire_all(TeardownReason.SHUTDOWN)
         if self._firing is not None:
             await asyncio.gather(self._firing, return_exceptions=True)
