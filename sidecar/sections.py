@@ -35,6 +35,10 @@ _PRINCIPAL = re.compile(
 _NO_PRINCIPAL = "a principal is written token:NAME, jwt:ISSUER#SUB, mtls:NAME, spiffe://DOMAIN/PATH, local:UID or *"
 
 
+_LEAST = {"max_frame_bytes": 4_096, "nesting_depth": 0, "nested_headroom": 0}
+"""The smallest values of limits that are not just positive: an outcome has to say why, and none may be wanted."""
+
+
 def _only_known(kind: type) -> BeforeValidator:
     known = sorted(field.name for field in fields(kind))
 
@@ -42,8 +46,8 @@ def _only_known(kind: type) -> BeforeValidator:
         if isinstance(value, Mapping):
             wrong = {name: not_a_setting(name, known) for name in value if name not in known}
             for name, limit in value.items():
-                if name in known and not _is_positive(limit):
-                    wrong[name] = "must be a positive number"
+                if name in known and (mistake := _mistake_of(name, limit)) is not None:
+                    wrong[name] = mistake
             if wrong:
                 raise PydanticCustomError(OF_KEYS, "{keys}", {"keys": wrong})
         return value
@@ -51,8 +55,13 @@ def _only_known(kind: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+def _mistake_of(name: str, limit: Any) -> str | None:
+    """What is wrong with a limit, if anything is."""
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit < math.inf
+    least = _LEAST.get(name)
+    if least is None:
+        return None if is_number and limit > 0 else "must be a positive number"
+    return None if is_number and limit >= least else f"must be a number of at least {least:,}"
 
 
 class _Served(BaseModel):

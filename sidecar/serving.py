@@ -78,6 +78,9 @@ def _state_of(file: Path) -> _State | None:
 
 
 def _reload(sidecar: Sidecar, source: Callable[[], Settings]) -> None:
+    if sidecar.stopping.is_set():
+        # What would be started would only be stopped again.
+        return
     try:
         sidecar.reload(source())
     except ConfigRefused as refused:

@@ -80,8 +80,9 @@ class OutboundRequests:
 
     def refuse(self) -> None:
         """The call ends while its tool still runs: what is open is refused."""
-        for number in tuple(self._open):
-            self._reply(call_over(number))
+        for number, task in self._open.items():
+            if not task.done():
+                self._reply(call_over(number))
         self.cancel()
 
     def cancel(self) -> None:

@@ -179,7 +179,13 @@ def send(pid: int, what: signal.Signals) -> None:
     """Signals a process by a handle of its own, so that an id which was given to another meanwhile is not hit."""
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):
+            # Where the system has no handles, or lets nobody have one, an id is better than nothing.
+            try:
+                os.kill(pid, what)
+            except (ProcessLookupError, PermissionError):
+                return
         return
     try:
         signal.pidfd_send_signal(handle, what)

@@ -117,7 +117,11 @@ MISTAKES: dict[str, tuple[Callable[[Place], object], str]] = {
     "an unknown key": (spoil("rest", "colour = 1"), "colour"),
     "an unknown key of a part": (spoil("insecure", "colour = 1"), "listen.colour"),
     "an unknown limit": (spoil("rest", "limits.calls.patience = 1"), "limits.calls.patience is not a setting"),
-    "a limit that is none": (spoil("rest", "limits.wire.max_frame_bytes = 0"), "must be a positive number"),
+    "a limit that is none": (spoil("rest", "limits.wire.stall_after = 0"), "must be a positive number"),
+    "a limit that is too small": (
+        spoil("rest", "limits.wire.max_frame_bytes = 4095"),
+        "must be a number of at least 4,096",
+    ),
     "a limit that is a text": (spoil("rest", 'limits.calls.timeout = "long"'), "must be a positive number"),
     "a limit that is no whole number": (spoil("rest", "limits.workers.strikes = 1.5"), "strikes"),
     "no address": (spoil("callers", "callers.sock"), "is no address"),

@@ -394,7 +394,7 @@ async def test_an_older_database_on_a_disk_that_is_too_small_is_refused_and_left
     database = await make_older(tmp_path / "state")
     before = all_in(database.parent)
     size = database.stat().st_size
-    room = size + size // 2 if fits == "nothing more" else 2 * size + 4 * _PAGE
+    room = size + size // 2 if fits == "nothing more" else 2 * size + _PAGE
     left = tmp_path / "left"
     said = await refused(with_small_disk(database.parent, str(room), left), tmp_path)
     assert said == f"There is no room to write {database}: free some space on its disk.\n"

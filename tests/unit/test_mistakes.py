@@ -143,7 +143,11 @@ def test_no_file_is_needed() -> None:
         ),
         (WORKER * 2, "5: worker[2].name is there twice."),
         ("[limits.calls]\ntimeout = 0\n", "2: limits.calls.timeout must be a positive number."),
-        ("[limits.wire]\nmax_frame_bytes = true\n", "2: limits.wire.max_frame_bytes must be a positive number."),
+        (
+            "[limits.wire]\nmax_frame_bytes = true\n",
+            "2: limits.wire.max_frame_bytes must be a number of at least 4,096.",
+        ),
+        ("[limits.calls]\nnesting_depth = -1\n", "2: limits.calls.nesting_depth must be a number of at least 0."),
         ("[limits.workers]\nstrikes = nan\n", "2: limits.workers.strikes must be a positive number."),
         ("[limits.calls]\ntimeout = inf\n", "2: limits.calls.timeout must be a positive number."),
         ("[limits.calls]\ntimeout = '5'\n", "2: limits.calls.timeout must be a positive number."),
