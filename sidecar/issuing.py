@@ -80,8 +80,8 @@ class _Issuance:
 class Issuing:
     """Issues credentials to the calls of a pipeline: supplies `needs` in gate 9, and answers `credential_get`.
 
-    Nobody but the caller may learn where a person authorises, and no caller is told yet: a need that waits for that is
-    refused as CONSENT_REQUIRED, and a tool that asks learns that much and no address.
+    Nobody but the caller may learn where a person authorises. One that says it takes that is told, by a frame of its
+    own; a need that waits for a person is refused as CONSENT_REQUIRED, and a tool that asks learns that much.
     """
 
     def __init__(self, credentials: Credentials, pipeline: Pipeline, grants: Iterable[CredentialGrant]) -> None:
@@ -160,10 +160,13 @@ class Issuing:
             raise _refusal(tool, need, failed) from None
         if isinstance(answer, Issued):
             return answer
+        how = f"as by: pillion credentials login {need.service}"
+        if call.consent(answer.service, answer.url.reveal()):
+            how = "at the address that was sent with this call; complete that, and call again"
         raise Refusal(
             FailureKind.FAILURE_KIND_CONSENT_REQUIRED,
             f"{tool.name} needs a credential for {need.service}, which a person has to authorise first for this "
-            f"subject, as by: pillion credentials login {need.service}",
+            f"subject, {how}",
         )
 
     # --- what running tools ask
@@ -185,9 +188,12 @@ class Issuing:
 
     async def _answer_later(self, call: Call, number: int, need: Need, *, force_refresh: bool) -> Frame:
         try:
-            return _reply(number, await self._resolve(call, need, force_refresh=force_refresh))
+            answer = await self._resolve(call, need, force_refresh=force_refresh)
         except CredentialFailed as failed:
             return _reply_failed(number, failed)
+        if not isinstance(answer, Issued):
+            call.consent(answer.service, answer.url.reveal())
+        return _reply(number, answer)
 
     # --- both
 

@@ -35,6 +35,7 @@ _OF_ONE_CALLER = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
 # An enumeration looks its members up in Python, and a call asks often.
 _GATES, _WAITING, _RUNNING, _CANCELLING, _JOINED, _SETTLING, _DONE = CallState
 _ENDED = (_SETTLING, _DONE)
+_NEEDING = (_GATES, _RUNNING, _CANCELLING)
 _BOUNDED = (_WAITING, _CANCELLING, _SETTLING)
 
 
@@ -239,6 +240,18 @@ class Call(CallClock):
             self._send_started()
         if self._pipeline.watch is not None:
             self._pipeline.watch.asked(self)
+        return self.sink.send(frame)
+
+    def consent(self, service: str, url: str) -> bool:
+        """Tells the caller where a person authorises a service. False: it does not take that, or does not read."""
+        caller = self.caller
+        if not caller.takes_consent or caller.congested or self.state not in _NEEDING:
+            return False
+        if not self.started_sent:
+            self._send_started()
+        frame = Frame()
+        frame.consent.service = service
+        frame.consent.url = url
         return self.sink.send(frame)
 
     def told(self, frame: Frame) -> None:

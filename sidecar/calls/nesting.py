@@ -85,6 +85,7 @@ class _OuterCaller:
         self.in_flight = 0
         self.congested = False
         self.overfull = False
+        self.takes_consent = False
         self._outer = outer
 
     @property

@@ -40,6 +40,11 @@ class Caller(Protocol):
         ...
 
     @property
+    def takes_consent(self) -> bool:
+        """Whether it takes the addresses at which people authorise, which nobody else is told."""
+        ...
+
+    @property
     def gone(self) -> bool:
         """Whether it answers no more, though its calls go on."""
         ...

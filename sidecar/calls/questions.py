@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sidecar.calls.call import Call
 
 _METHOD_BYTES = 128
+_RETRY_AFTER = 1.0
 _INVALID = ReplyErrorCode.REPLY_ERROR_CODE_INVALID
 _MALFORMED = ReplyErrorCode.REPLY_ERROR_CODE_PEER_MALFORMED
 _OF_CALLERS = frozenset(
@@ -113,6 +114,13 @@ def _refusal(number: int, asked: CallerAsk, outermost: "Call") -> Frame | None:
         )
     if outermost.caller.gone:
         return _gone(number)
+    if outermost.caller.congested:
+        return refused(
+            number,
+            ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED,
+            "The caller has too much that it has not read; ask again when it reads on.",
+            retry_after=_RETRY_AFTER,
+        )
     try:
         if asked.HasField("params"):
             parse(asked.params)

@@ -19,7 +19,8 @@ from sidecar.wire.outbox import Lane
 from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stream_error
 from sidecar.wire.stream import FrameStream
 
-_NOT_ASKED = frozenset(("consent",))
+_CONSENT = "consent"
+_NOT_ASKED = frozenset((_CONSENT,))
 """What a caller may declare and tools may not ask: they would pass for the sidecar."""
 _FORWARDED_REASONS = frozenset(
     (
@@ -45,6 +46,7 @@ class ExecuteSession:
         self.principal = principal
         self.in_flight = 0
         self.answerable: frozenset[str] | None = frozenset()
+        self.takes_consent = False
         self.gone = False
         self.handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "start": self._start,
@@ -168,6 +170,7 @@ class ExecuteSession:
         if hello.HasField("max_frame_bytes"):
             self._outbox.limit_frames(hello.max_frame_bytes)
         self.answerable = frozenset(hello.can_answer) - _NOT_ASKED
+        self.takes_consent = _CONSENT in hello.can_answer
         answer = Frame()
         answer.host_hello.version.CopyFrom(PROTOCOL)
         answer.host_hello.limits.CopyFrom(limits_message(self._wire_limits, self._pipeline.limits.in_flight_per_stream))

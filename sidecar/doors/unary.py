@@ -18,6 +18,7 @@ class UnaryCaller:
     congested = False
     overfull = False
     answerable = None
+    takes_consent = False
     gone = True
     call: Call | None = None
     """What runs for it."""

@@ -12,6 +12,7 @@ import grpc.aio
 import httpx2
 import pytest
 
+from sidecar._gen.pillion.v1.call_pb2 import CallerHello
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.execute_pb2 import CompleteConsentRequest, CompleteConsentResponse
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -473,6 +474,49 @@ async def test_consent_is_for_the_caller_alone_and_completed_by_it(
     assert (await door.complete("mail", query, identity=Identity(tenant="t" * 300)) or "").startswith(
         "INVALID_ARGUMENT"
     )
+
+
+async def test_a_caller_that_takes_consent_is_told_where_and_nobody_else_is(
+    start_host: StartHost, source: OAuthStandIn
+) -> None:
+    text = KEYED + authorization_code("mail", source.url)
+    host = await started(start_host, text, "mail:user")
+    worker, door = await attach(host, needing("mail:user"), tool("read"), tool("put")), Door(host)
+    caller, other = await host.caller(), await host.caller()
+    for peer, methods in ((caller, ["consent"]), (other, ["roots/list"])):
+        await peer.send(Frame(caller_hello=CallerHello(can_answer=methods)))
+    call = await caller.start()
+    consent = (await caller.next_of("consent", call)).consent
+    failure = (await caller.outcome(call)).failure
+    assert consent.service == "mail"
+    assert consent.url.startswith(source.url)
+    assert failure.kind == CONSENT_REQUIRED
+    assert source.url not in failure.message
+    assert "call again" in failure.message
+    bodies = [frame.WhichOneof("body") for frame in caller.frames[call]]
+    assert bodies == ["started", "consent", "outcome"]
+    assert (await other.outcome(await other.start())).failure.kind == CONSENT_REQUIRED
+
+    # A running tool learns that a person has to, and its caller where; calls within calls are for no person.
+    call = await caller.start("read")
+    run = await worker.next_invoke()
+    reply = await worker.ask(run.call, get("mail", mode=USER))
+    assert reply.credential.authorization_required.service == "mail"
+    pulled = (await caller.next_of("consent", call)).consent
+    inner = OutboundRequest(request_id=2)
+    inner.tools_call.tool = "put"
+    await worker.send(Frame(call=run.call, outbound_request=inner))
+    within = await worker.next_invoke()
+    assert (await worker.ask(within.call, get("mail", mode=USER))).credential.HasField("authorization_required")
+    await worker.result(run.call)
+    await caller.outcome(call)
+    assert [frame.WhichOneof("body") for frame in caller.frames[call]].count("consent") == 1
+    assert not [frame for frame in other.frames[1] if frame.HasField("consent")]
+    assert source.url not in repr(worker.frames)
+
+    assert await door.complete("mail", source.authorize(pulled.url, "ann")) is None
+    await caller.start()
+    assert (await pushed(worker, "mail")).startswith("access-ann")
 
 
 async def test_policy_says_for_whom_an_authorisation_may_be_completed(

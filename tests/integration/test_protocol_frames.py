@@ -145,7 +145,7 @@ class Scene:
     async def open(self, *, attached: bool = True) -> None:
         self.caller, self.worker = await self.host.caller(), await self.host.worker()
         if self.can_answer is not None:
-            await self.caller.send(Frame(caller_hello=CallerHello(can_answer=[self.can_answer])))
+            await self.caller.send(Frame(caller_hello=CallerHello(can_answer=[self.can_answer, "consent"])))
         if attached:
             await self.worker.hello(tool("echo"))
 
@@ -460,6 +460,8 @@ async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, obser
         await quiet()
         await scene.worker.send(*(progress(invocation.call) for invocation in scene.worker.invoked))
         await quiet()
+        assert scene.call is not None
+        scene.call.consent("service", "https://issuer.example/authorize")
         scene.held.set()
         await asyncio.sleep(60)
     assert observed.sent == {(row["Way"], row["Frame"], state) for row, state in sent_cells()}

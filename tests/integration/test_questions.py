@@ -11,7 +11,9 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.limits import KIB
 from sidecar.doors.unary import run_call
+from sidecar.wire.limits import WireLimits
 from tests.support import (
     CallerPeer,
     Host,
@@ -255,6 +257,26 @@ async def test_a_question_that_the_caller_does_not_take_is_refused(start_host: S
     await caller.start()
     run = await worker.next_invoke()
     assert (await worker.ask(run.call, question(1, params="x" * 100_000))).error.code == INVALID
+
+
+async def test_a_caller_that_does_not_read_is_not_asked_more_and_more(start_host: StartHost) -> None:
+    host = await start_host(wire=WireLimits(undelivered_soft=8 * KIB))
+    assert isinstance(host, MemoryHost)
+    worker, caller = await attach(host), await answering(host, ELICIT)
+    call = await caller.start()
+    run = await worker.next_invoke()
+    caller.pause()
+    answers = []
+    for number in range(1, 101):
+        reply_ = await worker.ask(run.call, question(number, params="x" * 1_000, timeout=0.01))
+        answers.append(reply_.error.code)
+    asked, refused = answers.count(PEER_TIMEOUT), answers.count(ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED)
+    assert asked + refused == 100
+    assert 5 < asked < 20
+    caller.resume()
+    await asked_of(caller, call)
+    await quiet()
+    assert (await worker.ask(run.call, question(101, timeout=0.01))).error.code == PEER_TIMEOUT
 
 
 # --- through any depth

@@ -189,6 +189,25 @@ async def test_a_caller_completes_an_authorisation(
         await caller.call("echo")
 
 
+async def test_a_caller_is_told_where_a_person_authorises_and_completes_that(
+    socket_host: SocketHost, start_worker: StartWorker, source: OAuthStandIn
+) -> None:
+    told: asyncio.Queue[pillion.Question] = asyncio.Queue()
+
+    @pillion.tool(needs=[pillion.Need("mail", mode=USER)])
+    async def echo() -> str:
+        return "sent"
+
+    await start_worker(echo)
+    async with pillion.connect(socket_host.callers_at, can_answer={"consent": told.put}) as caller:
+        with pytest.raises(errors.ConsentRequired, match="call again"):
+            await caller.call("echo")
+        question = await asyncio.wait_for(told.get(), 10)
+        assert (question.method, question.params["service"]) == ("consent", "mail")
+        await caller.complete_consent("mail", source.authorize(question.params["url"], "ann"))
+        assert await caller.call("echo") == "sent"
+
+
 async def test_a_caller_without_asyncio_does_so_too(socket_host: SocketHost, source: OAuthStandIn, text: str) -> None:
     query = source.authorize(begin_consent(text, "mail"), "ann")
 
