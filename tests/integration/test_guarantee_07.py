@@ -236,7 +236,9 @@ async def test_guarantee_07_a_secret_over_two_log_frames_is_found_though_another
         await worker.send(line(other, "nothing to see"))
         await worker.send(line(one, f"{secret[20:]}, they say"))
         await quiet()
-    assert caplog.messages == ["it is [redacted]", "nothing to see", "[redacted], they say"]
+    # What the loop says of a busy machine is no worker's.
+    said = [record.getMessage() for record in caplog.records if record.name == "pillion.worker"]
+    assert said == ["it is [redacted]", "nothing to see", "[redacted], they say"]
 
 
 async def test_guarantee_07_who_looks_on_at_calls_sees_no_secret(start_host: StartHost) -> None:
