@@ -159,7 +159,7 @@ fmt: toolchains .venv/.stamp $(TS_MODULES_STAMP) ## format the hand-written code
 .PHONY: lock
 lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--upgrade takes newer versions
 	@compile() { .tools/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--custom-compile-command "make lock" --no-emit-index-url $(ARGS) pyproject.toml "$$@"; }; \
+		--custom-compile-command "make lock" $(ARGS) pyproject.toml "$$@"; }; \
 	echo "lock: deploy/requirements.txt"; compile -o deploy/requirements.txt; \
 	echo "lock: deploy/requirements-demo.txt"; compile --extra demo -o deploy/requirements-demo.txt; \
 	echo "lock: tests/requirements.txt"; compile --extra dev -o tests/requirements.txt
