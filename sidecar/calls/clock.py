@@ -1,5 +1,6 @@
 """The clocks of a call: its absolute timeout, its idle timeout, and the time that people have to answer."""
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
@@ -33,7 +34,7 @@ class People:
         """When the first of them was asked."""
 
 
-class CallClock(CallFacts):
+class CallClock(CallFacts, ABC):
     """The clocks of one call. While people are asked, its own stand still, as long as people may take."""
 
     __slots__ = ("_people", "_pipeline", "_progressed_at", "_until", "due_slot", "state")
@@ -91,9 +92,9 @@ class CallClock(CallFacts):
         if timeout <= 0:
             raise Refusal(FailureKind.FAILURE_KIND_TIMEOUT, "The call's time was up before it started.")
 
+    @abstractmethod
     def due(self, now: float) -> None:
         """A time of the call may have come."""
-        raise NotImplementedError
 
     def keep_alive(self) -> None:
         """A call that its tool waits for reports, so the tool is not idle."""

@@ -75,12 +75,12 @@ class Rehearsal:
         return sys.maxsize
 
     async def open_upload(self) -> Transport:
-        """There are no transfers in a rehearsal."""
-        raise NotImplementedError
+        """There are no transfers in a rehearsal, and nothing that would need one."""
+        raise _no_transfers()
 
-    async def open_download(self, request: DownloadRequest) -> Transport:
+    async def open_download(self, _request: DownloadRequest) -> Transport:
         """Likewise."""
-        raise NotImplementedError
+        raise _no_transfers()
 
     def report(self, payload: bytes) -> bool:
         """Keeps a report."""
@@ -294,3 +294,9 @@ def _issuing(credentials: Mapping[str, Credential | AuthorizationRequired]) -> A
         return reply
 
     return answer
+
+
+def _no_transfers() -> _refusals.RequestUnsupported:
+    return _refusals.RequestUnsupported(
+        _refusals.ReplyCode.UNSUPPORTED, "A rehearsed call has no transfers: everything is in the messages themselves."
+    )
