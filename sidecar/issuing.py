@@ -134,7 +134,10 @@ class Issuing:
         if issuance is None or invocation is None:
             return
         now, grant = time.time(), self._grant_of(call)
-        services = invocation.invoke.context.credentials.services
+        context = invocation.invoke.context
+        # Those of an attempt before are not good for this one.
+        context.ClearField("credentials")
+        services = context.credentials.services
         for need, issued in issuance.pushed.items():
             if grant.permits(need.service, need.mode):
                 services[need.service].CopyFrom(message_of(issued, now))

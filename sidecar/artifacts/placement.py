@@ -48,7 +48,7 @@ class Placement:
         result = outcome.result
         if result.is_error or len(result.json) <= tool.descriptor.placement.over_bytes:
             return None
-        return self._put(call, tool, scope, frame, call.wanted)
+        return self._put(call, tool, scope, frame, _handed_to(call))
 
     async def _put(self, call: Call, tool: Tool, scope: Scope, frame: Frame, parents: tuple[str, ...]) -> Frame:
         try:
@@ -84,6 +84,14 @@ class Placement:
         if tool.ceiling is not None and meta.size > tool.ceiling:
             return failed(over_ceiling(tool, meta.size))
         return _placed(frame, meta)
+
+
+def _handed_to(call: Call) -> tuple[str, ...]:
+    """References of the artifacts that the call was handed for its arguments, each once."""
+    if call.invocation is None:
+        return ()
+    wanted = call.invocation.invoke.context.wanted.arguments.values()
+    return tuple(dict.fromkeys(artifact.meta.reference for artifact in wanted))
 
 
 def _kind_of(tool: Tool) -> str:

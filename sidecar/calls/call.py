@@ -124,14 +124,6 @@ class Call(CallClock):
         """Its slot on that instance."""
         return self._assignment
 
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """References of the artifacts that its arguments hold, each once."""
-        if self.invocation is None:
-            return ()
-        wanted = self.invocation.invoke.context.wanted.arguments.values()
-        return tuple(dict.fromkeys(artifact.meta.reference for artifact in wanted))
-
     def at_end(self, ending: Callable[[], object]) -> None:
         """Has something called when the call is over, or at once if it is. It may not raise."""
         if self.state is _DONE:
@@ -488,12 +480,7 @@ class Call(CallClock):
 
     def _run_again(self, tool: Tool) -> None:
         """Its instance is gone: it goes to another one."""
-        if "needs" not in tool.declares:
-            self._route_again(tool)
-            return
-        if self.invocation is not None:
-            self.invocation.invoke.context.ClearField("credentials")
-        self._pipeline.gate(self, self._pipeline.supply_again, self, tool)
+        self._pipeline.gate(self, self._pipeline.run_again, self, tool)
 
     def _requests_end(self) -> None:
         """The tool is gone, and takes no answers."""

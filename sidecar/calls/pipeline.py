@@ -213,12 +213,13 @@ class Pipeline:
             return False
         return True
 
-    def supply_again(self, call: Call, tool: Tool) -> None:
-        """Takes a call that is to run on another instance through gate 9 once more: credentials do not last.
+    def run_again(self, call: Call, tool: Tool) -> None:
+        """Gives a call whose instance is gone to another, by way of gate 9: credentials do not last.
 
-        :raises Refusal: if the gate refuses it now.
+        :raises Refusal: if a gate refuses it now.
         """
-        self._go_on(call, tool, self._supply(call, tool, _PERISHABLE), self.loop.time())
+        perished = [declared for declared in tool.declares if declared in _PERISHABLE]
+        self._go_on(call, tool, self._supply(call, tool, perished), self.loop.time())
 
     def placed(self, call: Call, tool: Tool, assignment: Assignment) -> Failure | None:
         """An instance was found for a call of a tool that declares something. Answers why it cannot be invoked."""
