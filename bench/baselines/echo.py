@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from bench.baselines.server import serve_until_told
 from bench.control import Answer, Window, quantile, run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
 
@@ -25,17 +26,7 @@ async def _unary(request: bytes, _context: Any) -> bytes:
 
 async def server(target: str) -> None:
     """Echoes on `target` until stdin ends."""
-    instance = grpc.aio.server(options=CHANNEL_OPTIONS)
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        "Unary": grpc.unary_unary_rpc_method_handler(_unary),
-    }
-    instance.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
-    instance.add_insecure_port(target)
-    await instance.start()
-    try:
-        await serve({})
-    finally:
-        await instance.stop(0)
+    await serve_until_told(target, "bench.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(_unary)})
 
 
 class Client:

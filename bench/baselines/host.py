@@ -11,8 +11,8 @@ from typing import Any
 import grpc.aio
 
 from bench.bare.stubs import EXECUTE, ExecuteRequest, ExecuteResponse, Frame, Outcome, Result
-from bench.control import run, serve
-from bench.grpc_options import CHANNEL_OPTIONS
+from bench.baselines.server import serve_until_told
+from bench.control import run
 
 
 async def _execute(_requests: Any, context: Any) -> None:
@@ -30,14 +30,7 @@ async def main(target: str) -> None:
         request_deserializer=ExecuteRequest.FromString,
         response_serializer=ExecuteResponse.SerializeToString,
     )
-    instance = grpc.aio.server(options=CHANNEL_OPTIONS)
-    instance.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-    instance.add_insecure_port(target)
-    await instance.start()
-    try:
-        await serve({})
-    finally:
-        await instance.stop(0)
+    await serve_until_told(target, service, {method: handler})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from bench.baselines.server import serve_until_told
 from bench.control import Answer, run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
 
@@ -27,15 +28,7 @@ async def _bytes(request: bytes, context: Any) -> None:
 
 async def server(target: str) -> None:
     """Streams on `target` until stdin ends."""
-    instance = grpc.aio.server(options=CHANNEL_OPTIONS)
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {"Bytes": grpc.unary_stream_rpc_method_handler(_bytes)}
-    instance.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Stream", handlers),))
-    instance.add_insecure_port(target)
-    await instance.start()
-    try:
-        await serve({})
-    finally:
-        await instance.stop(0)
+    await serve_until_told(target, "bench.Stream", {"Bytes": grpc.unary_stream_rpc_method_handler(_bytes)})
 
 
 async def client(target: str) -> None:

@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from tests.support import READ, SidecarProcess, attach, hosted, tool
 from tests.support.host import SETS
-from tests.support.machines import lacking, of_a_stranger, read_only, with_disk
+from tests.support.machines import lacking, of_a_stranger, read_only, refused, with_disk
 from tests.support.process import ROOT
 from tests.support.watch import watched
 
@@ -61,19 +61,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Starts]:
     yield begin
     for process in started:
         await process.aclose()
-
-
-async def refused(within: Sequence[str], tmp_path: Path, **environment: str | None) -> str:
-    """What the program says where it does not start."""
-    process = SidecarProcess(tmp_path, {}, within=within, environment=environment)
-    with pytest.raises(AssertionError):
-        await process.start()
-    code = await process.ended()
-    await process.aclose()
-    said = "".join(process.said)
-    assert code == 2, said
-    assert "Traceback" not in said
-    return said
 
 
 def fill(process: SidecarProcess, state: Path) -> Path:

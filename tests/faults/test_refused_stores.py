@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from sidecar.storage.migrations import APPLICATION_ID, MIGRATIONS
 from tests.faults.test_bad_settings import GRPC_LOG, Ended, Place, run, wrong_in
 from tests.support import SidecarProcess, on_unix
 from tests.support.artifacts import ANN, Artifacts
-from tests.support.machines import lacking, of_a_stranger, with_small_disk
+from tests.support.machines import lacking, of_a_stranger, refused, with_small_disk
 from tests.support.process import ROOT
 
 _NEWEST = len(MIGRATIONS)
@@ -310,19 +310,6 @@ async def test_a_database_of_a_sidecar_that_runs_is_refused_also_where_its_lock_
 
 
 # --- machines on which it cannot be written
-
-
-async def refused(within: Sequence[str], tmp_path: Path) -> str:
-    """What the program says where it does not start."""
-    process = SidecarProcess(tmp_path, {}, within=within)
-    with pytest.raises(AssertionError):
-        await process.start()
-    code = await process.ended()
-    await process.aclose()
-    said = "".join(process.said)
-    assert code == 2, said
-    assert "Traceback" not in said
-    return said
 
 
 @on_other_machines

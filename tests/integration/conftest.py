@@ -3,14 +3,17 @@
 import faulthandler
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.listening import Place
-from tests.support import calling
+from tests.support import SocketHost, calling
+from tests.support.artifacts import Artifacts
 from tests.support.issuers import Issuer
+from tests.support.issuing import set_variables
+from tests.support.oauth_stand_in import OAuthStandIn
 from tests.support.programs import Program, build_examples, missing_toolchains
 
 Run = Callable[..., Program]
@@ -67,3 +70,30 @@ def issuer() -> Issuer:
     issuer = Issuer()
     issuer.add("one")
     return issuer
+
+
+@pytest.fixture
+async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
+    """The service of artifacts, as callers have it."""
+    async with Artifacts(host.callers_at) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def for_workers(host: SocketHost) -> AsyncIterator[Artifacts]:
+    """The same as workers have it."""
+    async with Artifacts(host.workers_at) as opened:
+        yield opened
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that sections of credentials name, for a sidecar in this process."""
+    set_variables(monkeypatch)
+
+
+@pytest.fixture
+async def source(transport: str) -> AsyncIterator[OAuthStandIn]:
+    """A provider of OAuth 2 tokens that stands in for a real one."""
+    async with OAuthStandIn() as standing_in:
+        yield standing_in

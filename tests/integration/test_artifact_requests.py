@@ -1,9 +1,6 @@
 """What a running tool asks of the artifacts, with bare stubs: five verbs, and a token to put large ones with."""
 
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
 
 from sidecar._gen.pillion.v1.artifacts_pb2 import DownloadRequest, ScopeFacts, UploadHeader
 from sidecar._gen.pillion.v1.context_pb2 import Identity
@@ -68,18 +65,6 @@ async def running(host: SocketHost, earlier: Running | None = None, **fields: An
         worker, secret = earlier.worker, earlier.secret
     await caller.start(**fields)
     return Running(worker, await worker.next_invoke(), secret)
-
-
-@pytest.fixture
-async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.callers_at) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def for_workers(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.workers_at) as opened:
-        yield opened
 
 
 def code_of(reply: Reply) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -28,12 +27,6 @@ DENIED = FailureKind.FAILURE_KIND_DENIED
 NOBODYS = "art_" + "0" * 22
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.callers_at) as opened:
-        yield opened
 
 
 def digest_of(payload: bytes) -> str:

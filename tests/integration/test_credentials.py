@@ -1,47 +1,46 @@
 """Credentials through the whole sidecar: pushed and pulled, refused in types, and nothing left behind."""
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import grpc.aio
 import httpx2
 import pytest
 
-from sidecar._gen.pillion.v1.call_pb2 import CallerHello
-from sidecar._gen.pillion.v1.context_pb2 import Identity
-from sidecar._gen.pillion.v1.execute_pb2 import CompleteConsentRequest, CompleteConsentResponse
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar._gen.pillion.v1.tool_pb2 import CredentialMode, CredentialNeed
-from sidecar.config import Allow, ConfigRefused
+from sidecar._gen.pillion.v1.tool_pb2 import CredentialNeed
+from sidecar.config import ConfigRefused
 from sidecar.credentials.making import Maker
 from sidecar.credentials.sealed_file import Entry
 from sidecar.credentials.secret import Secret
-from tests.support import READ, CallLimits, SocketHost, StartHost, WorkerPeer, attach, oidc, tool
+from tests.support import READ, CallLimits, SocketHost, StartHost, attach, oidc, tool
 from tests.support.http_stand_in import Answered
 from tests.support.issuing import (
     KEYED,
+    USER,
     VARIABLES,
     authorization_code,
     begin_consent,
     client_credentials,
+    complete_consent,
     get,
+    needing,
+    pushed,
     section,
-    set_variables,
     settings_of,
+    started,
     store_login,
     value_of,
 )
 from tests.support.oauth_stand_in import OAuthStandIn
 
-USER = CredentialMode.CREDENTIAL_MODE_USER
-MACHINE = CredentialMode.CREDENTIAL_MODE_MACHINE
+pytestmark = pytest.mark.usefixtures("variables")
+
 CANCELLED = FailureKind.FAILURE_KIND_CANCELLED
 CONSENT_REQUIRED = FailureKind.FAILURE_KIND_CONSENT_REQUIRED
 CREDENTIAL_UNAVAILABLE = FailureKind.FAILURE_KIND_CREDENTIAL_UNAVAILABLE
@@ -55,39 +54,6 @@ PAST = 1.0
 @pytest.fixture
 def transport() -> str:
     return "unix"
-
-
-@pytest.fixture(autouse=True)
-def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_variables(monkeypatch)
-
-
-@pytest.fixture
-async def source(transport: str) -> AsyncIterator[OAuthStandIn]:
-    async with OAuthStandIn() as standing_in:
-        yield standing_in
-
-
-def needing(*needs: str, **fields: Any) -> Any:
-    """The tool `echo`, which needs these: `service` or `service:user`."""
-    declared = []
-    for each in needs:
-        service, _, mode = each.partition(":")
-        declared.append(CredentialNeed(service=service, mode=USER if mode == "user" else MACHINE))
-    return tool("echo", needs=declared, **fields)
-
-
-async def started(start_host: StartHost, credentials: str, *granted: str, **limits: Any) -> SocketHost:
-    host = await start_host(credentials=credentials, granted={"main": granted}, **limits)
-    assert isinstance(host, SocketHost)
-    return host
-
-
-async def pushed(worker: WorkerPeer, service: str) -> str:
-    """What the next call was issued for a service. The call ends."""
-    run = await worker.next_invoke()
-    await worker.result(run.call)
-    return value_of(run.context.credentials.services[service])
 
 
 def held(host: SocketHost) -> int:
@@ -416,126 +382,6 @@ async def test_what_was_taken_away_while_a_call_waited_does_not_reach_a_worker(
     await worker.result(run.call)
 
 
-# --- consent
-
-
-class Door:
-    """The callers' door, for one unary RPC."""
-
-    def __init__(self, host: SocketHost) -> None:
-        self._host = host
-
-    async def complete(self, service: str, query: str, **fields: Any) -> str | None:
-        """Completes an authorisation; the status and sentence of a refusal, if it is one."""
-        async with grpc.aio.insecure_channel(self._host.callers_at) as channel:
-            method = channel.unary_unary(
-                "/pillion.v1.ToolHostService/CompleteConsent",
-                CompleteConsentRequest.SerializeToString,
-                CompleteConsentResponse.FromString,
-            )
-            try:
-                await method(CompleteConsentRequest(service=service, callback_query=query, **fields))
-            except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details()}"
-        return None
-
-
-async def test_consent_is_for_the_caller_alone_and_completed_by_it(
-    start_host: StartHost, source: OAuthStandIn, tmp_path: Path
-) -> None:
-    text = KEYED + authorization_code("mail", source.url)
-    host = await started(start_host, text, "mail:user")
-    worker, caller, door = await attach(host, needing("mail:user"), tool("read")), await host.caller(), Door(host)
-    call = await caller.start()
-    failure = (await caller.outcome(call)).failure
-    assert (failure.kind, failure.retryable) == (CONSENT_REQUIRED, False)
-    assert source.url not in repr(caller.frames)
-    await caller.start("read")
-    run = await worker.next_invoke()
-    reply = await worker.ask(run.call, get("mail", mode=USER))
-    assert reply.credential.authorization_required.service == "mail"
-    assert source.url not in repr(worker.frames)
-
-    query = source.authorize(begin_consent(text, "mail"), "ann")
-    others = source.authorize(begin_consent(text, "mail", Identity(principal="bob")), "bob")
-    refusals = [
-        await door.complete("mail", others),
-        await door.complete("mail", query, identity=Identity(principal="bob")),
-        await door.complete("nothing", query),
-        await door.complete("mail", query.replace("state=", "state=x")),
-    ]
-    assert len(set(refusals)) == 1
-    assert str(refusals[0]).startswith("FAILED_PRECONDITION: That is not the answer")
-    assert await door.complete("mail", query) is None
-    assert await door.complete("mail", query) == refusals[0]
-    await caller.start()
-    assert (await pushed(worker, "mail")).startswith("access-ann")
-    assert (await door.complete("mail", "x" * 70_000) or "").startswith("INVALID_ARGUMENT")
-    assert (await door.complete("mail", query, identity=Identity(tenant="t" * 300)) or "").startswith(
-        "INVALID_ARGUMENT"
-    )
-
-
-async def test_a_caller_that_takes_consent_is_told_where_and_nobody_else_is(
-    start_host: StartHost, source: OAuthStandIn
-) -> None:
-    text = KEYED + authorization_code("mail", source.url)
-    host = await started(start_host, text, "mail:user")
-    worker, door = await attach(host, needing("mail:user"), tool("read"), tool("put")), Door(host)
-    caller, other = await host.caller(), await host.caller()
-    for peer, methods in ((caller, ["consent"]), (other, ["roots/list"])):
-        await peer.send(Frame(caller_hello=CallerHello(can_answer=methods)))
-    call = await caller.start()
-    consent = (await caller.next_of("consent", call)).consent
-    failure = (await caller.outcome(call)).failure
-    assert consent.service == "mail"
-    assert consent.url.startswith(source.url)
-    assert failure.kind == CONSENT_REQUIRED
-    assert source.url not in failure.message
-    assert "call again" in failure.message
-    bodies = [frame.WhichOneof("body") for frame in caller.frames[call]]
-    assert bodies == ["started", "consent", "outcome"]
-    assert (await other.outcome(await other.start())).failure.kind == CONSENT_REQUIRED
-
-    # A running tool learns that a person has to, and its caller where; calls within calls are for no person.
-    call = await caller.start("read")
-    run = await worker.next_invoke()
-    reply = await worker.ask(run.call, get("mail", mode=USER))
-    assert reply.credential.authorization_required.service == "mail"
-    pulled = (await caller.next_of("consent", call)).consent
-    inner = OutboundRequest(request_id=2)
-    inner.tools_call.tool = "put"
-    await worker.send(Frame(call=run.call, outbound_request=inner))
-    within = await worker.next_invoke()
-    assert (await worker.ask(within.call, get("mail", mode=USER))).credential.HasField("authorization_required")
-    await worker.result(run.call)
-    await caller.outcome(call)
-    assert [frame.WhichOneof("body") for frame in caller.frames[call]].count("consent") == 1
-    assert not [frame for frame in other.frames[1] if frame.HasField("consent")]
-    assert source.url not in repr(worker.frames)
-
-    assert await door.complete("mail", source.authorize(pulled.url, "ann")) is None
-    await caller.start()
-    assert (await pushed(worker, "mail")).startswith("access-ann")
-
-
-async def test_policy_says_for_whom_an_authorisation_may_be_completed(
-    start_host: StartHost, source: OAuthStandIn
-) -> None:
-    text = KEYED + authorization_code("mail", source.url)
-    host = await started(start_host, text, "mail:user")
-    rule = Allow(principal=f"local:{os.getuid()}", tools=frozenset(("*",)), subjects=frozenset(("ann",)))
-    host.settings = host.settings.model_copy(update={"allow": (rule,)})
-    host.sidecar.reload(host.settings)
-    door = Door(host)
-    bob = Identity(principal="bob")
-    query = source.authorize(begin_consent(text, "mail", bob), "bob")
-    assert str(await door.complete("mail", query, identity=bob)).startswith("PERMISSION_DENIED")
-    ann = Identity(principal="ann")
-    query = source.authorize(begin_consent(text, "mail", ann), "ann")
-    assert await door.complete("mail", query, identity=ann) is None
-
-
 # --- inside other calls
 
 
@@ -592,7 +438,7 @@ async def test_a_real_provider_through_the_whole_sidecar(
     worker, caller = await attach(host, needing("machine", "mail:user")), await host.caller()
     assert (await caller.call()).failure.kind == CONSENT_REQUIRED
     back = await oidc.authorize(begin_consent(text, "mail", redirect=redirect), "ann", redirect=redirect)
-    assert await Door(host).complete("mail", urlsplit(back).query) is None
+    assert await complete_consent(host, "mail", urlsplit(back).query) is None
     await caller.start()
     run = await worker.next_invoke()
     tokens = {name: value_of(credential) for name, credential in run.context.credentials.services.items()}

@@ -1,6 +1,5 @@
 """Guarantee 8: nothing that is stored can be reached without its scope."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -44,12 +43,6 @@ OTHERS = {
     "a run of that name": ScopeFacts(tenant="acme", principal="ann", run_id="1"),
     "a pattern": ScopeFacts(tenant="%", principal="_%", conversation_id="%"),
 }
-
-
-@pytest.fixture
-async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.callers_at) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())

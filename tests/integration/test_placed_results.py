@@ -1,6 +1,5 @@
 """Gate 12, with bare stubs: large results of tools that say where these go."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -25,12 +24,6 @@ COMMITTED = SideEffects.SIDE_EFFECTS_COMMITTED
 def placing(**fields: Any) -> Any:
     """A tool whose results over 100 bytes are placed."""
     return tool(placement=Placement(over_bytes=100, kind=fields.pop("kind", None)), **fields)
-
-
-@pytest.fixture
-async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.callers_at) as opened:
-        yield opened
 
 
 async def test_a_result_over_the_threshold_becomes_an_artifact(host: SocketHost, artifacts: Artifacts) -> None:

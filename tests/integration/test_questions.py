@@ -80,6 +80,23 @@ def answer(call: int, request: CallerRequest, result: Any = None) -> Frame:
     return frame
 
 
+def error(call: int, request: CallerRequest, code: "ReplyErrorCode.ValueType") -> Frame:
+    """An error in place of an answer."""
+    frame = Frame(call=call)
+    frame.reply.request_id = request.request_id
+    frame.reply.error.code = code
+    return frame
+
+
+async def asked_once(host: Host) -> tuple[WorkerPeer, Invocation, CallerPeer, int, CallerRequest]:
+    """A tool that has asked its caller something: its worker and call, the caller and its call, and the question."""
+    worker, caller = await attach(host), await answering(host, ELICIT)
+    call = await caller.start()
+    run = await worker.next_invoke()
+    await ask(worker, run, question(1))
+    return worker, run, caller, call, await asked_of(caller, call)
+
+
 @everywhere
 async def test_a_question_goes_to_the_caller_and_its_answer_to_the_tool(host: Host) -> None:
     worker, caller = await attach(host), await answering(host, ELICIT, "roots/list")
@@ -139,46 +156,32 @@ async def test_questions_are_independent(host: Host) -> None:
 
 @everywhere
 async def test_errors_keep_code_message_and_data(host: Host) -> None:
-    worker, caller = await attach(host), await answering(host, ELICIT)
-    call = await caller.start()
-    run = await worker.next_invoke()
-    await ask(worker, run, question(1))
-    frame = Frame(call=call)
-    frame.reply.request_id = (await asked_of(caller, call)).request_id
-    frame.reply.error.code = PEER_ERROR
+    worker, run, caller, call, request = await asked_once(host)
+    frame = error(call, request, PEER_ERROR)
     frame.reply.error.peer.code = -32042
     frame.reply.error.peer.message = "No: ü"
     frame.reply.error.peer.data = b'{"why": [1, 2]}'
     await caller.send(frame)
-    error = (await reply(worker, run)).error
-    assert error.code == PEER_ERROR
-    assert (error.peer.code, error.peer.message, error.peer.data) == (-32042, "No: ü", b'{"why": [1, 2]}')
+    told = (await reply(worker, run)).error
+    assert told.code == PEER_ERROR
+    assert (told.peer.code, told.peer.message, told.peer.data) == (-32042, "No: ü", b'{"why": [1, 2]}')
 
 
 @pytest.mark.parametrize("said", [PEER_TIMEOUT, UNSUPPORTED_BY_CALLER, PEER_MALFORMED])
 async def test_a_caller_may_say_how_its_own_answering_failed(
     memory_host: MemoryHost, said: "ReplyErrorCode.ValueType"
 ) -> None:
-    worker, caller = await attach(memory_host), await answering(memory_host, ELICIT)
-    call = await caller.start()
-    run = await worker.next_invoke()
-    await ask(worker, run, question(1))
-    frame = Frame(call=call)
-    frame.reply.request_id = (await asked_of(caller, call)).request_id
-    frame.reply.error.code = said
+    worker, run, caller, call, request = await asked_once(memory_host)
+    frame = error(call, request, said)
     frame.reply.error.message = "As it is."
     await caller.send(frame)
-    error = (await reply(worker, run)).error
-    assert (error.code, error.message) == (said, "As it is.")
+    told = (await reply(worker, run)).error
+    assert (told.code, told.message) == (said, "As it is.")
 
 
 @pytest.mark.parametrize("wrong", ["no answer", "not JSON", "error data not JSON", "of the sidecar"])
 async def test_an_answer_that_cannot_be_read_is_told(memory_host: MemoryHost, wrong: str) -> None:
-    worker, caller = await attach(memory_host), await answering(memory_host, ELICIT)
-    call = await caller.start()
-    run = await worker.next_invoke()
-    await ask(worker, run, question(1))
-    request = await asked_of(caller, call)
+    worker, run, caller, call, request = await asked_once(memory_host)
     frame = answer(call, request)
     if wrong == "no answer":
         frame.reply.ClearField("caller")
@@ -211,11 +214,7 @@ async def test_a_reply_belongs_to_its_call_and_is_taken_once(host: Host) -> None
 
 @everywhere
 async def test_a_caller_that_sends_no_more_answers_no_more(host: Host) -> None:
-    worker, caller = await attach(host), await answering(host, ELICIT)
-    call = await caller.start()
-    run = await worker.next_invoke()
-    await ask(worker, run, question(1))
-    await asked_of(caller, call)
+    worker, run, caller, call, _ = await asked_once(host)
     await caller.half_close()
     assert (await reply(worker, run)).error.code == CALLER_GONE
     assert (await worker.ask(run.call, question(2))).error.code == CALLER_GONE

@@ -1,9 +1,5 @@
 """Gate 8, with bare stubs: the artifacts that a tool wants, redeemed before it runs."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from sidecar._gen.pillion.v1.artifacts_pb2 import DeleteRequest, DownloadRequest, ScopeFacts, UploadHeader
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
@@ -27,18 +23,6 @@ DENIED = FailureKind.FAILURE_KIND_DENIED
 HERE = ScopeFacts(session_id="s")
 NOWHERE = "art_" + "0" * 22
 WANTS = {"data": "note", "more": "note"}
-
-
-@pytest.fixture
-async def artifacts(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.callers_at) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def for_workers(host: SocketHost) -> AsyncIterator[Artifacts]:
-    async with Artifacts(host.workers_at) as opened:
-        yield opened
 
 
 async def test_a_wanted_artifact_rides_in_the_invocation(host: SocketHost, artifacts: Artifacts) -> None:

@@ -5,19 +5,29 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 
 from sidecar._gen.pillion.v1.context_pb2 import Credential, Identity
+from sidecar._gen.pillion.v1.execute_pb2 import CompleteConsentRequest, CompleteConsentResponse
 from sidecar._gen.pillion.v1.outbound_pb2 import CredentialGet, OutboundRequest
+from sidecar._gen.pillion.v1.tool_pb2 import CredentialMode, CredentialNeed, ToolDescriptor
 from sidecar.credentials.logins import Login, LoginKey
 from sidecar.credentials.making import Maker
 from sidecar.credentials.port import Mode, Need, Request
 from sidecar.credentials.secret import Secret
 from sidecar.credentials.settings import AuthorizationCodeSection, CredentialSettings
 from sidecar.scope import Scope, local_principal, scope_of
+from tests.support import StartHost
+from tests.support.host import SocketHost
 from tests.support.oauth_stand_in import CLIENT, CLIENT_SECRET
+from tests.support.tools import tool
+from tests.support.worker import WorkerPeer
 
+USER = CredentialMode.CREDENTIAL_MODE_USER
+MACHINE = CredentialMode.CREDENTIAL_MODE_MACHINE
 REDIRECT = "https://app.example.com/authorised"
 KEY = base64.b64encode(bytes(range(32))).decode()
 VARIABLES = {"CREDENTIALS_KEY": KEY, "CLIENT_SECRET": CLIENT_SECRET}
@@ -97,3 +107,41 @@ def value_of(credential: Credential) -> str:
     assert kind in ("bearer", "api_key", "basic"), credential
     found = {"bearer": credential.bearer.token, "api_key": credential.api_key.key, "basic": credential.basic.password}
     return found[kind]
+
+
+def needing(*needs: str, **fields: Any) -> ToolDescriptor:
+    """The tool `echo`, which needs these: `service` or `service:user`."""
+    declared = []
+    for each in needs:
+        service, _, mode = each.partition(":")
+        declared.append(CredentialNeed(service=service, mode=USER if mode == "user" else MACHINE))
+    return tool("echo", needs=declared, **fields)
+
+
+async def started(start_host: StartHost, credentials: str, *granted: str, **limits: Any) -> SocketHost:
+    """A sidecar with these credentials, of which the worker set `main` may be issued those that are granted."""
+    host = await start_host(credentials=credentials, granted={"main": granted}, **limits)
+    assert isinstance(host, SocketHost)
+    return host
+
+
+async def pushed(worker: WorkerPeer, service: str) -> str:
+    """What the next call was issued for a service. The call ends."""
+    run = await worker.next_invoke()
+    await worker.result(run.call)
+    return value_of(run.context.credentials.services[service])
+
+
+async def complete_consent(host: SocketHost, service: str, query: str, **fields: Any) -> str | None:
+    """Completes an authorisation, by a bare stub; the status and sentence of a refusal, if it is one."""
+    async with grpc.aio.insecure_channel(host.callers_at) as channel:
+        method = channel.unary_unary(
+            "/pillion.v1.ToolHostService/CompleteConsent",
+            CompleteConsentRequest.SerializeToString,
+            CompleteConsentResponse.FromString,
+        )
+        try:
+            await method(CompleteConsentRequest(service=service, callback_query=query, **fields))
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return None

@@ -8,6 +8,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from tests.support.process import SidecarProcess
+
 STRANGER = 54_321
 """A user id without an entry in the list of users."""
 
@@ -52,3 +56,16 @@ def lacking() -> str:
 
 def _script(text: str) -> Sequence[str]:
     return ("unshare", "--mount", "sh", "-ec", text, "sh")
+
+
+async def refused(within: Sequence[str], tmp_path: Path, **environment: str | None) -> str:
+    """What the program says where it does not start."""
+    process = SidecarProcess(tmp_path, {}, within=within, environment=environment)
+    with pytest.raises(AssertionError):
+        await process.start()
+    code = await process.ended()
+    await process.aclose()
+    said = "".join(process.said)
+    assert code == 2, said
+    assert "Traceback" not in said
+    return said
