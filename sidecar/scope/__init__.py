@@ -1,6 +1,21 @@
 """Whom a call is for, and how long what it opened may live."""
 
+from sidecar.scope.keys import ScopeKey
 from sidecar.scope.principal import Principal, local_principal
+from sidecar.scope.registrations import Address, CleanupCall, Registration
+from sidecar.scope.registry import Registry, ScopeEnding
 from sidecar.scope.scope import Owner, Scope, scope_of
 
-__all__ = ("Owner", "Principal", "Scope", "local_principal", "scope_of")
+__all__ = (
+    "Address",
+    "CleanupCall",
+    "Owner",
+    "Principal",
+    "Registration",
+    "Registry",
+    "Scope",
+    "ScopeEnding",
+    "ScopeKey",
+    "local_principal",
+    "scope_of",
+)
