@@ -1,13 +1,14 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import Principal, Scope
+from sidecar.scope import Principal, Registration, Scope
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -253,4 +254,53 @@ class IdempotencyStore(Protocol):
 
     async def free(self, scope: Scope, tool: str, key: str) -> None:
         """Forgets a key whose request had no effect."""
+        ...
+
+
+class RegistrationStore(Protocol):
+    """Keeps the registrations of runs, of sessions and of what lasts until the sidecar stops, also after its end.
+
+    What is called earlier is done earlier, whether its caller waits for it or not: of a registration that is added and
+    removed at once nothing is left. Each method raises `StoreUnavailable` if the store cannot answer.
+    """
+
+    async def add(self, registration: Registration) -> None:
+        """Keeps a registration. Synced on return: only then is it acknowledged."""
+        ...
+
+    async def claim(self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
+        """Records that they are about to fire, and why. Synced on return: only then do they."""
+        ...
+
+    async def remove(self, registrations: Sequence[Registration]) -> None:
+        """Forgets registrations: their cleanup is done, or what became of it was reported. Unknown ones are passed over."""
+        ...
+
+
+class Keeper(Protocol):
+    """An instance that keeps cleanups, while its stream is open."""
+
+    def fire(
+        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
+    ) -> "asyncio.Future[str | None]":
+        """Has it run a cleanup; the answer is what went wrong, or `None`.
+
+        An instance that is lost meanwhile fails with `KeeperLost`. A cancelled future is waited for no more.
+        """
+        ...
+
+
+class KeeperLost(Exception):
+    """The instance went away before it said what became of a cleanup."""
+
+
+class Keepers(Protocol):
+    """The instances that keep cleanups."""
+
+    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
+        """The instance, if its stream is open."""
+        ...
+
+    def may_return(self, worker: str, instance_id: str) -> bool:
+        """Whether an instance whose stream is not open may still come back."""
         ...
