@@ -13,6 +13,7 @@ from sidecar.scope import Principal, Registration, Scope
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.questions import Question
+    from sidecar.calls.teardowns import Teardowns
     from sidecar.calls.tool import Tool
 
 
@@ -150,11 +151,46 @@ class Snapshot:
     """By name, in order of names."""
 
 
-class Catalogue(Protocol):
+class Keeper(Protocol):
+    """An instance that keeps cleanups, while its stream is open."""
+
+    def fire(
+        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
+    ) -> "asyncio.Future[str | None]":
+        """Has it run a cleanup; the answer is what went wrong, or `None`.
+
+        An instance that is lost meanwhile fails with `KeeperLost`. A cancelled future is waited for no more.
+        """
+        ...
+
+
+class KeeperLost(Exception):
+    """The instance went away before it said what became of a cleanup."""
+
+
+class Keepers(Protocol):
+    """The instances that keep cleanups."""
+
+    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
+        """The instance, if its stream is open."""
+        ...
+
+    def may_return(self, worker: str, instance_id: str) -> bool:
+        """Whether an instance whose stream is not open may still come back."""
+        ...
+
+    def relieved(self, worker: str, instance_id: str) -> None:
+        """An instance keeps less than it did, and has run what it was to."""
+        ...
+
+
+class Catalogue(Keepers, Protocol):
     """The tools there are now."""
 
     snapshot: Snapshot
     """The current ones. To be read, not set."""
+    teardowns: "Teardowns | None"
+    """Who is told of instances that keep cleanups. Set by the pipeline."""
 
     def expected(self, name: str) -> WorkerSet | None:
         """The worker set that is configured to bring a tool of this name, which is not there yet."""
@@ -273,34 +309,36 @@ class RegistrationStore(Protocol):
         ...
 
     async def remove(self, registrations: Sequence[Registration]) -> None:
-        """Forgets registrations: their cleanup is done, or what became of it was reported. Unknown ones are passed over."""
+        """Forgets registrations whose cleanup is done, or of which was reported. Unknown ones are passed over."""
         ...
 
 
-class Keeper(Protocol):
-    """An instance that keeps cleanups, while its stream is open."""
+class TeardownReports(Protocol):
+    """Who is told what became of cleanups and scopes. Nothing here may raise."""
 
-    def fire(
-        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
-    ) -> "asyncio.Future[str | None]":
-        """Has it run a cleanup; the answer is what went wrong, or `None`.
+    def fired(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        """A cleanup ran, and well."""
+        ...
 
-        An instance that is lost meanwhile fails with `KeeperLost`. A cancelled future is waited for no more.
-        """
+    def failed(self, registration: Registration, reason: "TeardownReason.ValueType", how: str) -> None:
+        """A cleanup failed, or what became of it is not known; `how` is one of a few words."""
+        ...
+
+    def lost(self, registration: Registration) -> None:
+        """The instance that kept a cleanup is gone for good, and the cleanup with it."""
+        ...
+
+    def scope_ended(self, key: ScopeKey, by: Principal, ended: "EndedScope") -> None:
+        """Somebody ended a run or session that there was."""
         ...
 
 
-class KeeperLost(Exception):
-    """The instance went away before it said what became of a cleanup."""
+class EndedScope(NamedTuple):
+    """What the end of a scope came to."""
 
-
-class Keepers(Protocol):
-    """The instances that keep cleanups."""
-
-    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
-        """The instance, if its stream is open."""
-        ...
-
-    def may_return(self, worker: str, instance_id: str) -> bool:
-        """Whether an instance whose stream is not open may still come back."""
-        ...
+    fired: int = 0
+    """How many cleanups were to run."""
+    failed: int = 0
+    """Of how many it is not known that they did, and well."""
+    cancelled: int = 0
+    """How many calls were cancelled."""
