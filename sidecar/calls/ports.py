@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import Principal, Registration, Scope
+from sidecar.scope import Principal, Registration, Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
