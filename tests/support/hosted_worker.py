@@ -154,7 +154,8 @@ class Worker:
 
     async def _ask(self, frame: Frame) -> Frame:
         """The answer to the one request of a call."""
-        answer = self.replies[frame.call] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.replies[frame.call] = answer
         self.outbox.put_nowait(frame)
         return await answer
 
