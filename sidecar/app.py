@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
 from sidecar.places import private_places
 from sidecar.reporting import reporting
-from sidecar.scope import Principal
+from sidecar.scope import Principal, Registry
 from sidecar.storage import Database, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
@@ -66,7 +67,11 @@ class Sidecar:
         limits = settings.limits
         self._counters = counters = Counters()
         self._catalogue = Catalogue(
-            (grant_of(worker, settings) for worker in settings.worker), limits.workers, limits.calls, counters
+            (grant_of(worker, settings) for worker in settings.worker),
+            limits.workers,
+            limits.calls,
+            counters,
+            Registry(idle_after=900.0, most_live=64, clock=time.monotonic),
         )
         self._database = Database(settings.state_dir / "pillion.db", records_of=artifacts_in(settings))
         self._policy = policy_of(settings)

@@ -292,6 +292,8 @@ class Pipeline:
     def _fit(self, call: Call, tool: Tool, arguments: object, now: float) -> None:
         """Gates 5 to 10."""
         is_new = call.tool is None
+        if tool.holds:
+            tool = tool.workers.version_for(call, tool)
         call.tool = tool
         call.generation = self._catalogue.snapshot.generation
         call.limit_time(tool)
@@ -319,11 +321,6 @@ class Pipeline:
         if not call.admitted and call.scope is not None and call.parent is None:
             self.admission.enter(call.scope.owner)
             call.admitted = True
-        if tool.unsupported is not None:
-            raise Refusal(
-                FailureKind.FAILURE_KIND_UNSUPPORTED,
-                f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
-            )
         return self._supply(call, tool, tool.declares) if tool.declares else None
 
     def _supply(self, call: Call, tool: Tool, what: Iterable[str]) -> asyncio.Task[None] | None:

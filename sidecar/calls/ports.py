@@ -128,10 +128,17 @@ class WorkerSet(Protocol):
         """Whether an instance that takes calls has a tool of this name."""
         ...
 
+    def version_for(self, call: "Call", tool: "Tool") -> "Tool":
+        """The version of a tool that holds something that the call's run or session is bound to.
+
+        :raises Refusal: as INVALID_ARGUMENTS if the call does not name what it holds something for.
+        """
+        ...
+
     def place(self, call: "Call", now: float) -> None:
         """Gives the call an instance, now or when one is free: `call.placed` is called with the assignment.
 
-        :raises Refusal: as OVERLOADED if too many wait already.
+        :raises Refusal: as OVERLOADED if too many wait already, or if the instance that it is pinned to cannot take it.
         """
         ...
 

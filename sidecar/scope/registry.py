@@ -72,6 +72,10 @@ class Registry:
         self._groups: dict[Group, OrderedDict[ScopeKey, LiveScope]] = {}
         """The same and those that calls are in, by what counts together, longest untouched first."""
         self._by_id: dict[str, Registration] = {}
+        self._pinned: dict[str, int] = {}
+        """How many pins there are to each instance."""
+        self.unpinned: Callable[[ScopeKey, str, str], object] | None = None
+        """Is told of each pin that goes: the scope, the worker set, the instance. `None`: nobody is."""
 
     def __len__(self) -> int:
         return len(self._scopes)
@@ -132,7 +136,9 @@ class Registry:
         scope = self._scopes.get(key)
         if scope is None:
             scope = self._scopes[key] = LiveScope(key, self._clock())
+        self._drop_pin(scope, worker)
         scope.pins[worker] = instance_id
+        self._pinned[instance_id] = self._pinned.get(instance_id, 0) + 1
         self._touch(scope)
 
     def pinned(self, key: ScopeKey, worker: str) -> str | None:
@@ -140,10 +146,15 @@ class Registry:
         scope = self._scopes.get(key)
         return scope.pins.get(worker) if scope is not None else None
 
+    def pins_to(self, instance_id: str) -> int:
+        """How many scopes are pinned to an instance."""
+        return self._pinned.get(instance_id, 0)
+
     def unpin(self, key: ScopeKey, worker: str) -> None:
         """What was held is gone."""
         scope = self._scopes.get(key)
-        if scope is not None and scope.pins.pop(worker, None) is not None:
+        if scope is not None and worker in scope.pins:
+            self._drop_pin(scope, worker)
             self._recount(scope)
 
     # --- ends: each claims, newest first, what is to fire now
@@ -165,7 +176,7 @@ class Registry:
         scope = self._scopes.get(key)
         if scope is None:
             return []
-        scope.pins.clear()
+        self._drop_pins(scope)
         return self._claim(scope, tuple(scope.registrations.values()))
 
     def end(self, key: ScopeKey) -> None:
@@ -201,7 +212,7 @@ class Registry:
         coldest = [scope for scope in group.values() if not scope.busy][:surplus]
         claimed: list[Registration] = []
         for scope in coldest:
-            scope.pins.pop(worker, None)
+            self._drop_pin(scope, worker)
             its = tuple(one for one in scope.registrations.values() if one.worker == worker)
             claimed += self._claim(scope, its)
         return claimed
@@ -212,8 +223,9 @@ class Registry:
 
     def claim_all(self) -> list[Registration]:
         """Everything."""
-        for scope in self._scopes.values():
-            scope.pins.clear()
+        for scope in tuple(self._scopes.values()):
+            self._drop_pins(scope)
+            self._recount(scope)
         return self._claim_each(self._by_id.values())
 
     def claim_one(self, registration: Registration) -> bool:
@@ -221,6 +233,22 @@ class Registry:
         return bool(self._claim_each(() if registration.id not in self._by_id else (registration,)))
 
     # --- parts of the above
+
+    def _drop_pins(self, scope: LiveScope) -> None:
+        for worker in tuple(scope.pins):
+            self._drop_pin(scope, worker)
+
+    def _drop_pin(self, scope: LiveScope, worker: str) -> None:
+        instance_id = scope.pins.pop(worker, None)
+        if instance_id is None:
+            return
+        left = self._pinned[instance_id] - 1
+        if left:
+            self._pinned[instance_id] = left
+        else:
+            del self._pinned[instance_id]
+        if self.unpinned is not None:
+            self.unpinned(scope.key, worker, instance_id)
 
     def _claim_each(self, registrations: Iterable[Registration]) -> list[Registration]:
         claimed = list(registrations)

@@ -8,9 +8,11 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.ports import Snapshot
 from sidecar.calls.ports import WorkerSet as WorkerSetPort
 from sidecar.calls.tool import Tool
+from sidecar.scope import Registry
 from sidecar.telemetry import Counters
 from sidecar.workers.grant import Grant
 from sidecar.workers.limits import WorkerLimits
+from sidecar.workers.pins import Pins
 from sidecar.workers.worker_set import WorkerSet
 
 
@@ -18,13 +20,25 @@ class Catalogue:
     """The worker sets and the snapshot of their tools, swapped whole whenever it differs."""
 
     def __init__(
-        self, grants: Iterable[Grant], limits: WorkerLimits, call_limits: CallLimits, counters: Counters
+        self,
+        grants: Iterable[Grant],
+        limits: WorkerLimits,
+        call_limits: CallLimits,
+        counters: Counters,
+        registry: Registry,
     ) -> None:
+        """`registry`: of the live scopes, which are pinned to instances."""
         self.snapshot = Snapshot(0, {})
         self._new_set = partial(
-            WorkerSet, limits=limits, call_limits=call_limits, counters=counters, on_change=self._rebuild
+            WorkerSet,
+            limits=limits,
+            call_limits=call_limits,
+            counters=counters,
+            pins=Pins(registry),
+            on_change=self._rebuild,
         )
         self.sets: dict[str, WorkerSet] = {grant.name: self._new_set(grant) for grant in grants}
+        self._drain = limits.drain
         self._tools: Mapping[str, Tool] = {}
         self._changed: asyncio.Future[None] | None = None
 
@@ -65,6 +79,7 @@ class Catalogue:
         for workers in self.sets.values():
             for instance in tuple(workers.instances.values()):
                 workers.drain(instance)
+                workers.dismiss(instance, self._drain)
         while any(workers.instances for workers in self.sets.values()):
             await self.changed()
 

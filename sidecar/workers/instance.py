@@ -32,6 +32,7 @@ class InstanceState(Enum):
 
 
 _ACTIVE = InstanceState.ACTIVE
+_DRAINING = InstanceState.DRAINING
 
 
 class Assignment(Lane):
@@ -110,6 +111,10 @@ class Instance:
         self.state = InstanceState.ACTIVE
         self.tools: dict[str, bytes] = {}
         """Digest of each tool's version, by name."""
+        self.holding: dict[str, Tool] = {}
+        """Those of them that hold something for runs or sessions."""
+        self.dismissed = False
+        """Whether it was told to finish."""
         self.running: dict[int, Assignment] = {}
         """Taken slots by call id, leaked ones too."""
         self.nested = 0
@@ -126,12 +131,16 @@ class Instance:
         """Whether this is the secret to come back with. Takes the same time for each wrong one."""
         return hmac.compare_digest(self._secret_bytes, secret.encode())
 
-    def can_take(self, tool: Tool, *, nested: bool = False) -> bool:
-        """Whether it has a free slot for a call of the tool; `nested`: which another call waits for."""
+    def can_take(self, tool: Tool, *, nested: bool = False, pinned: bool = False) -> bool:
+        """Whether it has a free slot for a call of the tool.
+
+        `nested`: which another call waits for. `pinned`: of a scope that is pinned to it, for which it is there until
+        its drain ends.
+        """
         outbox = self.stream.outbox
         taken = self.nested
         if (
-            self.state is not _ACTIVE
+            (self.state is not _ACTIVE and not (pinned and self.state is _DRAINING))
             or (taken >= self.headroom if nested else len(self.running) - taken >= self.concurrency)
             or self.tools.get(tool.name) != tool.digest
             or outbox.undelivered_bytes > outbox.soft

@@ -133,6 +133,7 @@ class Supervisor:
         finally:
             await self._end(workers, holder, process)
             workers.grant.revoke(holder)
+            workers.bury(holder)
             for output in outputs:
                 output.close()
 
@@ -170,9 +171,9 @@ class Supervisor:
         # At the stop all calls have ended: what a tool still does, nobody waits for.
         if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
-            idle = asyncio.ensure_future(instance.until_idle())
-            await asyncio.wait((idle, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
+            free = asyncio.ensure_future(workers.until_free(instance))
+            await asyncio.wait((free, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)
+            free.cancel()
         if not process.exited.done():
             process.terminate()
             await asyncio.wait((process.exited,), timeout=self._limits.stop_grace)

@@ -1,21 +1,25 @@
 """The instances of one configured worker name, and the calls that wait for them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls import holding
 from sidecar.calls.call import Call
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.tool import Tool
+from sidecar.scope import ScopeKey
 from sidecar.telemetry import Counters
 from sidecar.telemetry.readings import SetReading
 from sidecar.workers.grant import Grant
 from sidecar.workers.instance import Instance, InstanceState
 from sidecar.workers.limits import WorkerLimits
+from sidecar.workers.pins import Pins
 from sidecar.workers.queue import FairQueue
 
 _RETRY_AFTER = 1.0
@@ -42,6 +46,7 @@ class WorkerSet:
         limits: WorkerLimits,
         call_limits: CallLimits,
         counters: Counters,
+        pins: Pins,
         on_change: Callable[[], None],
     ) -> None:
         self.name = grant.name
@@ -54,6 +59,9 @@ class WorkerSet:
         self._gone: dict[str, tuple[Instance, asyncio.TimerHandle]] = {}
         self._limits = limits
         self._call_limits = call_limits
+        self._pins = pins
+        self._pinning: dict[ScopeKey, Call] = {}
+        """The running calls that their scopes were pinned by, to take it back if they turn out not to be invoked."""
         self._on_change = on_change
         self._waiting: dict[_Line, FairQueue] = {}
         """Calls that wait, by tool and whether other calls wait for them. No queue in here is empty."""
@@ -91,17 +99,30 @@ class WorkerSet:
         states[InstanceState.GONE.name.lower()] = len(self._gone)
         return SetReading(self.name, states, slots, taken, leaked, len(self._waiting))
 
+    def version_for(self, call: Call, tool: Tool) -> Tool:
+        """The version of a tool that holds something that the call's run or session is bound to.
+
+        :raises Refusal: as INVALID_ARGUMENTS if the call does not name what it holds something for.
+        """
+        pinned = self._pins.of(holding.scope_held(call, tool), self.name)
+        instance = self.instances.get(pinned) if pinned is not None else None
+        version = instance.holding.get(tool.name) if instance is not None else None
+        return version if version is not None and version.holds == tool.holds else tool
+
     def place(self, call: Call, now: float) -> None:
         """Gives the call an instance, now or when one is free.
 
-        :raises Refusal: as OVERLOADED if too many wait already, or if it could only wait for calls that wait for it.
+        :raises Refusal: as OVERLOADED if too many wait already, or if it could only wait for calls that wait for it;
+            if it is pinned to an instance that cannot take it, as that is.
         """
         tool = call.tool
         nested = call.parent is not None
+        if tool is not None and tool.holds and self._place_where_pinned(call, tool, now):
+            return
         if tool is not None and (not self._waiting or (tool.name, nested) not in self._waiting):
             instance = self._choose(tool, nested=nested)
             if instance is not None:
-                call.placed(instance.assign(call, tool), now)
+                self._give(call, tool, instance, now)
                 return
         if nested and tool is not None:
             self._look_for_deadlock(call, tool)
@@ -136,8 +157,12 @@ class WorkerSet:
         self._serving.add(line)
         try:
             while (queue := self._waiting.get(line)) is not None:
-                tool = queue.first().tool
+                first = queue.first()
+                tool = first.tool
                 current = self.tools.get(line.tool)
+                if tool is not None and tool.holds and self._pins.of(holding.scope_held(first, tool), self.name):
+                    # Another call of its scope was first, and this one goes where that went.
+                    tool = None
                 instance = self._choose(current, nested=line.nested) if current is not None else None
                 if current is None or (tool is current and instance is None):
                     return
@@ -146,9 +171,46 @@ class WorkerSet:
                 if tool is not current:
                     call.resolve_again()
                 elif instance is not None:
-                    call.placed(instance.assign(call, current), asyncio.get_running_loop().time())
+                    self._give(call, current, instance, asyncio.get_running_loop().time())
         finally:
             self._serving.discard(line)
+
+    def _give(self, call: Call, tool: Tool, instance: Instance, now: float) -> None:
+        """Gives a call to an instance. What the tool holds for the call's scope is there from now on."""
+        call.placed(instance.assign(call, tool), now)
+        if tool.holds and call.assignment is not None:
+            key = holding.scope_held(call, tool)
+            self._pinning[key] = call
+            call.at_end(partial(self._pinned_for_good, key, call))
+            self._pins.pin(key, self.name, instance.id)
+
+    def _pinned_for_good(self, key: ScopeKey, call: Call) -> None:
+        if self._pinning.get(key) is call:
+            del self._pinning[key]
+
+    def _place_where_pinned(self, call: Call, tool: Tool, now: float) -> bool:
+        """Gives a call to the instance that its scope is pinned to; answers whether it is pinned to any.
+
+        :raises Refusal: if that cannot take it. It never goes to another one.
+        """
+        key = holding.scope_held(call, tool)
+        pinned = self._pins.of(key, self.name)
+        if pinned is None:
+            return False
+        instance = self.instances.get(pinned)
+        if instance is None and pinned in self._gone:
+            raise holding.pinned_is_away(tool)
+        if instance is None or instance.state is InstanceState.LEAVING:
+            if not call.attempts:
+                # One that was lost with the instance learns that, and the next call what else was.
+                self._pins.drop(key, self.name)
+            raise holding.pinned_is_lost(tool)
+        if instance.tools.get(tool.name) != tool.digest:
+            raise holding.pinned_has_not(tool)
+        if not instance.can_take(tool, nested=call.parent is not None, pinned=True):
+            raise holding.pinned_is_full(tool)
+        call.placed(instance.assign(call, tool), now)
+        return True
 
     def _make_room(self, call: Call) -> None:
         """Sees to it that a call may wait: when all places are taken, the tool with the most waiting calls gives one.
@@ -202,7 +264,7 @@ class WorkerSet:
             for name, tool in tools.items()
         )
         if outdated:
-            instance.tools = {name: tool.digest for name, tool in tools.items()}
+            _bring(instance, tools)
             self.drain(instance)
         else:
             self.change_tools(instance, tools)
@@ -210,7 +272,7 @@ class WorkerSet:
     def change_tools(self, instance: Instance, tools: dict[str, Tool]) -> None:
         """An instance that takes calls has these tools from now on."""
         dropped = instance.tools.keys() - tools.keys()
-        instance.tools = {name: tool.digest for name, tool in tools.items()}
+        _bring(instance, tools)
         self.tools.update(tools)
         for name in dropped:
             # Taken back by its worker, which is another thing than an outage.
@@ -224,16 +286,32 @@ class WorkerSet:
         self._changed()
 
     def drain(self, instance: Instance) -> None:
-        """Lets an instance finish what it runs and gives it nothing more."""
+        """Lets an instance finish what it runs and gives it nothing more, but what is pinned to it."""
         if instance.state is not InstanceState.ACTIVE:
             return
         instance.state = InstanceState.DRAINING
-        frame = Frame()
-        frame.drain.grace.FromNanoseconds(int(self._limits.drain * 1e9))
-        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
-        instance.stream.farewell(frame)
+        free = self._pins.free(instance.id)
+        if free.done():
+            self.dismiss(instance, self._limits.drain)
+        else:
+            free.add_done_callback(lambda _: self.dismiss(instance, self._limits.drain))
         self._limit_drain(instance)
         self._changed()
+
+    def dismiss(self, instance: Instance, grace: float) -> None:
+        """Tells an instance that drains to finish within so many seconds, and to say goodbye, if it was not told."""
+        if instance.state is not InstanceState.DRAINING or instance.dismissed:
+            return
+        instance.dismissed = True
+        frame = Frame()
+        frame.drain.grace.FromNanoseconds(int(grace * 1e9))
+        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
+        instance.stream.farewell(frame)
+
+    async def until_free(self, instance: Instance) -> None:
+        """Waits until an instance runs nothing and no scope is pinned to it."""
+        while instance.running or not (free := self._pins.free(instance.id)).done():
+            await (instance.until_idle() if instance.running else free)
 
     def leave(self, instance: Instance) -> None:
         """An instance says goodbye: it finishes what it runs, and its stream ends."""
@@ -244,24 +322,38 @@ class WorkerSet:
         instance.finish_when_idle()
 
     def lose(self, instance: Instance) -> None:
-        """An instance's stream is over: what it ran is decided, and it may come back within the window."""
+        """An instance's stream is over: what it ran is decided.
+
+        It may come back within the window, unless it said goodbye.
+        """
         if instance.state is InstanceState.GONE:
             return
         # What was not written yet is not run: its calls go elsewhere.
         instance.stream.outbox.abandon_calls()
+        has_left = instance.state is InstanceState.LEAVING
         running = instance.end()
         self.instances.pop(instance.id, None)
-        timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._forget, instance.id)
-        self._gone[instance.id] = (instance, timer)
+        if not has_left:
+            timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._forget, instance.id)
+            self._gone[instance.id] = (instance, timer)
         self._changed()
         for assignment in running:
-            if assignment.assigned is not None:
-                assignment.assigned.lost()
+            if (call := assignment.assigned) is not None:
+                if self._pinning and not assignment.invoked:
+                    self._take_back_pin(call)
+                call.lost()
 
     def quarantine(self, instance: Instance) -> None:
         """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
         self._quarantined.add(instance.holder)
         self.lose(instance)
+
+    def bury(self, holder: str) -> None:
+        """The process that this holder's token was given to has ended: none of its instances comes back."""
+        for instance in [*self.instances.values(), *(instance for instance, _ in self._gone.values())]:
+            if instance.holder == holder:
+                self.lose(instance)
+                self._forget(instance.id)
 
     def of_holder(self, holder: str) -> Instance | None:
         """The attached instance whose token was given to this holder."""
@@ -316,6 +408,13 @@ class WorkerSet:
 
     # --- parts of the above
 
+    def _take_back_pin(self, call: Call) -> None:
+        """A call is not run where it was to be: if its scope was pinned for it, nothing is held there."""
+        if call.tool is not None and call.tool.holds:
+            key = holding.scope_held(call, call.tool)
+            if self._pinning.get(key) is call:
+                self._pins.drop(key, self.name)
+
     def _choose(self, tool: Tool, *, nested: bool) -> Instance | None:
         """The least loaded instance that can take a call of the tool."""
         best: Instance | None = None
@@ -361,6 +460,7 @@ class WorkerSet:
         for assignment in tuple(instance.running.values()):
             if assignment.assigned is not None:
                 assignment.assigned.cancel(CancelReason.CANCEL_REASON_DRAIN)
+        self.dismiss(instance, self._call_limits.cancel_grace)
         instance.drain_timer = asyncio.get_running_loop().call_later(
             self._call_limits.cancel_grace, self._end, instance
         )
@@ -373,3 +473,8 @@ class WorkerSet:
         gone = self._gone.pop(instance_id, None)
         if gone is not None:
             gone[1].cancel()
+
+
+def _bring(instance: Instance, tools: Mapping[str, Tool]) -> None:
+    instance.tools = {name: tool.digest for name, tool in tools.items()}
+    instance.holding = {name: tool for name, tool in tools.items() if tool.holds}
