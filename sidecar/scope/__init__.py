@@ -1,5 +1,6 @@
 """Whom a call is for, and how long what it opened may live."""
 
+from sidecar.scope.kept import Kept, KeptInstance, KeptPin, KeptRegistration, digest_of_secret
 from sidecar.scope.keys import ScopeKey
 from sidecar.scope.principal import Principal, local_principal
 from sidecar.scope.registrations import Address, CleanupCall, Registration
@@ -9,6 +10,10 @@ from sidecar.scope.scope import Owner, Scope, scope_of
 __all__ = (
     "Address",
     "CleanupCall",
+    "Kept",
+    "KeptInstance",
+    "KeptPin",
+    "KeptRegistration",
     "Owner",
     "Principal",
     "Registration",
@@ -16,6 +21,7 @@ __all__ = (
     "Scope",
     "ScopeEnding",
     "ScopeKey",
+    "digest_of_secret",
     "local_principal",
     "scope_of",
 )
