@@ -1,8 +1,8 @@
 """A program that is killed in the middle of commits that many share: `crashing_commits.py DIRECTORY HOW`.
 
 It keeps artifacts, records of requests and cleanups, many at once, again and again, each time in a process and a
-directory of its own, `DIRECTORY/<number>`, until one gets to its end. What each has begun and acknowledged is in the file `said` of its
-directory, a line each. HOW it is killed:
+directory of its own, `DIRECTORY/<number>`, until one gets to its end. What each has begun and acknowledged is in the
+file `said` of its directory, a line each. HOW it is killed:
 
 - `statement`: by SIGKILL at the first thing that the database is asked to do, the next process at the second, and on;
 - `byte`: by the system, in that write which would take a file over a size that grows from process to process;
