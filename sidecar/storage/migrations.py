@@ -171,6 +171,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             label TEXT,
             cleanup_tool TEXT,
             cleanup_arguments BLOB,
+            cleanup_caller TEXT,
+            cleanup_caller_authenticated INTEGER,
             reason INTEGER
         )
         """,

@@ -12,6 +12,7 @@ from sidecar.scope import (
     KeptInstance,
     KeptPin,
     KeptRegistration,
+    Principal,
     Registration,
     ScopeKey,
 )
@@ -24,8 +25,9 @@ _ADD_INSTANCE = """
 _INSTANCE = "SELECT id FROM teardown_instance WHERE worker = ? AND instance = ?"
 _ADD = """
     INSERT INTO teardown_registration
-        (registration, instance, scope, tenant, subject, fact, tool, name, label, cleanup_tool, cleanup_arguments)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        (registration, instance, scope, tenant, subject, fact, tool, name, label, cleanup_tool, cleanup_arguments,
+        cleanup_caller, cleanup_caller_authenticated)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _CLAIM = "UPDATE teardown_registration SET reason = ? WHERE registration = ?"
 _REMOVE = "DELETE FROM teardown_registration WHERE registration = ?"
@@ -40,7 +42,7 @@ _UNPIN = """
 _INSTANCES = "SELECT worker, instance, secret, returns FROM teardown_instance ORDER BY id"
 _REGISTRATIONS = """
     SELECT registration, teardown_instance.instance, worker, scope, tenant, subject, fact, tool, name, label,
-        cleanup_tool, cleanup_arguments, reason
+        reason, cleanup_tool, cleanup_arguments, cleanup_caller, cleanup_caller_authenticated
     FROM teardown_registration JOIN teardown_instance ON teardown_instance.id = teardown_registration.instance
     ORDER BY teardown_registration.id
 """
@@ -49,6 +51,8 @@ _PINS = """
     FROM teardown_pin JOIN teardown_instance ON teardown_instance.id = teardown_pin.instance
     ORDER BY teardown_pin.id
 """
+
+_NO_CLEANUP = (None, None, None, None)
 
 Pin: TypeAlias = tuple[ScopeKey, str]
 """A scope, and the worker set whose calls of it are pinned."""
@@ -90,8 +94,7 @@ class SqliteTeardownStore:
             registration.address.tool,
             registration.address.name,
             registration.label,
-            cleanup.tool if cleanup is not None else None,
-            cleanup.arguments if cleanup is not None else None,
+            *(_cleanup(cleanup) if cleanup is not None else _NO_CLEANUP),
         )
 
         def operation(connection: sqlite3.Connection) -> None:
@@ -136,20 +139,28 @@ def _scope(key: ScopeKey) -> tuple[int, str, str, str]:
     return (int(key.kind), *stored(key.owner), key.fact)
 
 
+def _cleanup(cleanup: CleanupCall) -> tuple[str, bytes, str, int]:
+    return cleanup.tool, cleanup.arguments, cleanup.caller.name, int(cleanup.caller.authenticated)
+
+
 def _key(scope: "TeardownScope.ValueType", tenant: str, subject: str, fact: str) -> ScopeKey:
     return ScopeKey(scope, owner_of(tenant, subject), fact)
 
 
 def _registration(row: tuple[Any, ...]) -> KeptRegistration:
-    number, instance_id, worker, scope, tenant, subject, fact, tool, name, label, cleanup, arguments, reason = row
+    number, instance_id, worker, scope, tenant, subject, fact, tool, name, label, reason, *cleanup = row
     registration = Registration(
         number,
         Address(_key(scope, tenant, subject, fact), instance_id, tool, name),
         worker,
         label,
-        CleanupCall(cleanup, arguments) if cleanup is not None else None,
+        _cleanup_of(*cleanup) if cleanup[0] is not None else None,
     )
     return KeptRegistration(registration, reason)
+
+
+def _cleanup_of(tool: str, arguments: bytes, caller: str, authenticated: int) -> CleanupCall:
+    return CleanupCall(tool, arguments, Principal(caller, bool(authenticated)))
 
 
 def _pin(row: tuple[Any, ...]) -> KeptPin:
