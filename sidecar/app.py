@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -28,8 +27,9 @@ from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
 from sidecar.places import private_places
 from sidecar.reporting import reporting
-from sidecar.scope import Principal, Registry
-from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.scope import Principal
+from sidecar.storage import Database, SqliteIdempotencyStore, SqliteTeardownStore
+from sidecar.tearing import tearing_down
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
 from sidecar.wire.streams import Streams
@@ -71,7 +71,6 @@ class Sidecar:
             limits.workers,
             limits.calls,
             counters,
-            Registry(idle_after=900.0, most_live=64, clock=time.monotonic),
         )
         self._database = Database(settings.state_dir / "pillion.db", records_of=artifacts_in(settings))
         self._policy = policy_of(settings)
@@ -83,6 +82,7 @@ class Sidecar:
             limits.calls,
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
+            scopes=limits.scopes,
         )
         self._keeping = Keeping(settings, self._database, self._pipeline, counters)
         self._redactor = Redactor()
@@ -113,6 +113,7 @@ class Sidecar:
         launches = [launch_of(worker, settings) for worker in settings.worker if worker.command is not None]
         listeners = self._listeners
         redact = self._redactor.redact
+        teardowns = SqliteTeardownStore(self._database, self._catalogue.kept)
         with (
             private_places(settings.state_dir, listeners.callers.address, listeners.workers.address),
             redacting(redact),
@@ -123,6 +124,7 @@ class Sidecar:
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
+                    tearing_down(settings, self._pipeline, teardowns, self._events, redact),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
@@ -180,6 +182,7 @@ class Sidecar:
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
+        await pipeline.teardowns.end_all()
         self._supervisor.drain()
         with anyio.move_on_after(_GOODBYE_GRACE):
             await self._catalogue.drain()

@@ -1,6 +1,7 @@
 """Cleanup calls: what a tool has named to be run where the instance that kept a cleanup is gone."""
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
@@ -8,8 +9,9 @@ from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownReason, Teardo
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
+from sidecar.calls.firing import Claimed, Firing
 from sidecar.calls.outcome import kind_name
-from sidecar.calls.ports import Assignment
+from sidecar.calls.ports import Assignment, StoreUnavailable
 from sidecar.calls.questions import Question
 from sidecar.scope import CleanupCall, Principal, Registration, ScopeKey
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 64
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
+_WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 _PAUSE = 1.0
+_NOT_RUN = "not run"
 _FACTS = {TeardownScope.TEARDOWN_SCOPE_RUN: "run_id", TeardownScope.TEARDOWN_SCOPE_SESSION: "session_id"}
 
 
@@ -28,17 +33,50 @@ class CleanupCalls:
     It is for the subject of the scope, and may do what the caller of the registering call may.
     """
 
-    def __init__(self, pipeline: "Pipeline", patience: float) -> None:
+    def __init__(self, pipeline: "Pipeline", firing: Firing, patience: float) -> None:
         """`patience`: how many seconds one is tried again while no instance takes it."""
+        self.is_stopping = False
+        """Whether none is begun any more."""
         self._pipeline = pipeline
+        self._firing = firing
         self._patience = patience
-        self.places = asyncio.Semaphore(_AT_ONCE)
-        """Held while one runs: only so many do at once."""
+        self._places = asyncio.Semaphore(_AT_ONCE)
 
-    async def run(
+    async def stand_in(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        """Has the cleanup call of a registration run once, claimed as that, and reports what came of it.
+
+        What the sidecar's end comes before is left as it is, for the next one.
+        """
+        firing, cleanup = self._firing, registration.cleanup
+        async with self._places:
+            if cleanup is None or self._ends:
+                if registration.key.kind == _CALL:
+                    # Of which the next one would not know.
+                    firing.lost(registration)
+                return
+            # What is recorded as claimed for any other reason could be run by the instance after all.
+            if not await firing.record((registration,), _WORKER_LOST):
+                return
+            self._pipeline.counters.add("cleanup_calls")
+            wrong = await self._run(registration, cleanup, reason)
+        if wrong is _NOT_RUN:
+            with contextlib.suppress(StoreUnavailable):
+                await firing.store.unclaim((registration,))
+            return
+        if wrong is None:
+            firing.ran(Claimed(registration, reason), None)
+        else:
+            firing.failed(registration, reason, "cleanup-call", f"its cleanup call ended as {wrong}")
+        await firing.forget((registration,))
+
+    @property
+    def _ends(self) -> bool:
+        return self.is_stopping or self._pipeline.draining
+
+    async def _run(
         self, registration: Registration, cleanup: CleanupCall, reason: "TeardownReason.ValueType"
     ) -> str | None:
-        """Runs it once; answers what went wrong, in a word, or `None`.
+        """Runs it; answers what went wrong, in a word, or `None`.
 
         What no instance could take, for want of a worker or of room, is tried again, and no longer than the patience
         lasts. Nothing that an instance was given is.
@@ -51,18 +89,20 @@ class CleanupCalls:
             self._pipeline.run(call, _start(registration.key, cleanup))
             outcome = (await sink.outcome).outcome
             if outcome.HasField("result"):
-                return "error" if outcome.result.is_error else None
+                return "an error of the tool" if outcome.result.is_error else None
             if not outcome.HasField("failure"):
-                return "paused"
+                return "PAUSED"
             failure = outcome.failure
+            if not call.attempts and self._ends:
+                return _NOT_RUN
             may_come = failure.retryable or failure.kind == _UNKNOWN_TOOL
-            if call.attempts or not may_come or loop.time() + _PAUSE > until or self._pipeline.draining:
+            if call.attempts or not may_come or loop.time() + _PAUSE > until:
                 return kind_name(failure.kind)
             await asyncio.sleep(_PAUSE)
 
 
 class _Cleanup(Call):
-    """A call that stands for a cleanup. It is in no scope, so that the end of its own one does not end it."""
+    """A call that stands in for a cleanup. It is in no scope, so that the end of the scope does not end it."""
 
     __slots__ = ("_reason",)
 
@@ -77,10 +117,18 @@ class _Cleanup(Call):
         Call.__init__(self, pipeline, _Nobody(caller), sink, registration.id, pipeline.loop.time())
         self._reason = reason
 
+    def lasting_scopes(self) -> list[ScopeKey]:
+        """None, whatever it is told."""
+        return []
+
     def placed(self, assignment: Assignment, now: float) -> None:
         """An instance has a slot for it: tells the tool why it is run."""
         if self.invocation is not None:
-            self.invocation.invoke.context.cleanup_reason = self._reason
+            context = self.invocation.invoke.context
+            context.cleanup_reason = self._reason
+            if not context.session_keys:
+                for key in super().lasting_scopes():
+                    context.session_keys.add(scope=key.kind, digest=key.digest(self._pipeline.teardowns.secret))
         super().placed(assignment, now)
 
 

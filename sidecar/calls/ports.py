@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import Principal, Registration, Scope
+from sidecar.scope import KeptInstance, Principal, Registration, Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.questions import Question
+    from sidecar.calls.teardowns import Teardowns
     from sidecar.calls.tool import Tool
 
 
@@ -157,11 +158,50 @@ class Snapshot:
     """By name, in order of names."""
 
 
-class Catalogue(Protocol):
+class Keeper(Protocol):
+    """An instance that keeps cleanups, while its stream is open."""
+
+    def fire(
+        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
+    ) -> "asyncio.Future[str | None]":
+        """Has it run a cleanup; the answer is what went wrong, or `None`.
+
+        An instance that is lost meanwhile fails with `KeeperLost`. A cancelled future is waited for no more.
+        """
+        ...
+
+
+class KeeperLost(Exception):
+    """The instance went away before it said what became of a cleanup."""
+
+
+class Keepers(Protocol):
+    """The instances that keep cleanups."""
+
+    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
+        """The instance, if its stream is open."""
+        ...
+
+    def may_return(self, worker: str, instance_id: str) -> bool:
+        """Whether an instance whose stream is not open may still come back."""
+        ...
+
+    def expect(self, instance: KeptInstance) -> bool:
+        """Waits for an instance of an earlier sidecar to come back. False: it cannot."""
+        ...
+
+    def relieved(self, worker: str, instance_id: str) -> None:
+        """An instance keeps less than it did, and has run what it was to."""
+        ...
+
+
+class Catalogue(Keepers, Protocol):
     """The tools there are now."""
 
     snapshot: Snapshot
     """The current ones. To be read, not set."""
+    teardowns: "Teardowns | None"
+    """Who is told of instances that keep cleanups. Set by the pipeline."""
 
     def expected(self, name: str) -> WorkerSet | None:
         """The worker set that is configured to bring a tool of this name, which is not there yet."""
@@ -279,35 +319,56 @@ class RegistrationStore(Protocol):
         """Records that they are about to fire, and why. Synced on return: only then do they."""
         ...
 
+    async def unclaim(self, registrations: Sequence[Registration]) -> None:
+        """Records that they did not fire after all. Synced on return."""
+        ...
+
     async def remove(self, registrations: Sequence[Registration]) -> None:
-        """Forgets registrations: their cleanup is done, or what became of it was reported. Unknown ones are passed over."""
+        """Forgets registrations whose cleanup is done, or of which was reported. Unknown ones are passed over."""
         ...
 
 
-class Keeper(Protocol):
-    """An instance that keeps cleanups, while its stream is open."""
+Pin: TypeAlias = tuple[ScopeKey, str]
+"""A scope, and the worker set whose calls of it are pinned."""
 
-    def fire(
-        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
-    ) -> "asyncio.Future[str | None]":
-        """Has it run a cleanup; the answer is what went wrong, or `None`.
 
-        An instance that is lost meanwhile fails with `KeeperLost`. A cancelled future is waited for no more.
+class PinStore(Protocol):
+    """Keeps which instance each scope is pinned to, also after the end of the sidecar."""
+
+    async def pin(self, pins: Mapping[Pin, str | None]) -> None:
+        """Has each scope pinned to this instance alone, for the calls of a worker set, or to none. Synced on return.
+
+        :raises StoreUnavailable: if the store cannot answer.
         """
         ...
 
 
-class KeeperLost(Exception):
-    """The instance went away before it said what became of a cleanup."""
+class TeardownReports(Protocol):
+    """Who is told what became of cleanups and scopes. Nothing here may raise."""
 
-
-class Keepers(Protocol):
-    """The instances that keep cleanups."""
-
-    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
-        """The instance, if its stream is open."""
+    def fired(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        """A cleanup ran, and well."""
         ...
 
-    def may_return(self, worker: str, instance_id: str) -> bool:
-        """Whether an instance whose stream is not open may still come back."""
+    def failed(self, registration: Registration, reason: "TeardownReason.ValueType", how: str) -> None:
+        """A cleanup failed, or what became of it is not known; `how` is one of a few words."""
         ...
+
+    def lost(self, registration: Registration) -> None:
+        """The instance that kept a cleanup is gone for good, and the cleanup with it."""
+        ...
+
+    def scope_ended(self, key: ScopeKey, by: Principal, ended: "EndedScope") -> None:
+        """Somebody ended a run or session that there was."""
+        ...
+
+
+class EndedScope(NamedTuple):
+    """What the end of a scope came to."""
+
+    fired: int = 0
+    """How many cleanups were to run."""
+    failed: int = 0
+    """Of how many it is not known that they did, and well."""
+    cancelled: int = 0
+    """How many calls were cancelled."""

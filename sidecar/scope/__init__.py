@@ -1,13 +1,15 @@
 """Whom a call is for, and how long what it opened may live."""
 
 from sidecar.scope.kept import Kept, KeptInstance, KeptPin, KeptRegistration, digest_of_secret
-from sidecar.scope.keys import ScopeKey
+from sidecar.scope.keys import UNTIL_THE_STOP, ScopeKey
+from sidecar.scope.limits import ScopeLimits
 from sidecar.scope.principal import Principal, local_principal
 from sidecar.scope.registrations import Address, CleanupCall, Registration
 from sidecar.scope.registry import Registry, ScopeEnding
 from sidecar.scope.scope import Owner, Scope, scope_of
 
 __all__ = (
+    "UNTIL_THE_STOP",
     "Address",
     "CleanupCall",
     "Kept",
@@ -21,6 +23,7 @@ __all__ = (
     "Scope",
     "ScopeEnding",
     "ScopeKey",
+    "ScopeLimits",
     "digest_of_secret",
     "local_principal",
     "scope_of",

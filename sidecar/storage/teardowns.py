@@ -2,9 +2,10 @@
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
+from sidecar.calls.ports import Pin
 from sidecar.scope import (
     Address,
     CleanupCall,
@@ -54,9 +55,6 @@ _PINS = """
 
 _NO_CLEANUP = (None, None, None, None)
 
-Pin: TypeAlias = tuple[ScopeKey, str]
-"""A scope, and the worker set whose calls of it are pinned."""
-
 
 class SqliteTeardownStore:
     """Keeps what has to be there after the sidecar was killed. A registration store, and one of pins.
@@ -105,6 +103,11 @@ class SqliteTeardownStore:
     async def claim(self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
         """Records that they are about to fire, and why. Synced on return."""
         rows = [(int(reason), registration.id) for registration in registrations]
+        await self._database.write(lambda connection: connection.executemany(_CLAIM, rows).close())
+
+    async def unclaim(self, registrations: Sequence[Registration]) -> None:
+        """Records that they did not fire after all. Synced on return."""
+        rows = [(None, registration.id) for registration in registrations]
         await self._database.write(lambda connection: connection.executemany(_CLAIM, rows).close())
 
     async def remove(self, registrations: Sequence[Registration]) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from sidecar.calls.limits import CallLimits
-from sidecar.calls.ports import Snapshot
+from sidecar.calls.ports import Keeper, Snapshot
 from sidecar.calls.ports import WorkerSet as WorkerSetPort
+from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
-from sidecar.scope import Registry
+from sidecar.scope import KeptInstance
 from sidecar.telemetry import Counters
 from sidecar.workers.grant import Grant
 from sidecar.workers.limits import WorkerLimits
-from sidecar.workers.pins import Pins
 from sidecar.workers.worker_set import WorkerSet
 
 
@@ -20,25 +20,22 @@ class Catalogue:
     """The worker sets and the snapshot of their tools, swapped whole whenever it differs."""
 
     def __init__(
-        self,
-        grants: Iterable[Grant],
-        limits: WorkerLimits,
-        call_limits: CallLimits,
-        counters: Counters,
-        registry: Registry,
+        self, grants: Iterable[Grant], limits: WorkerLimits, call_limits: CallLimits, counters: Counters
     ) -> None:
-        """`registry`: of the live scopes, which are pinned to instances."""
         self.snapshot = Snapshot(0, {})
+        self.teardowns: Teardowns | None = None
+        """Who is told of instances that keep cleanups."""
         self._new_set = partial(
             WorkerSet,
             limits=limits,
             call_limits=call_limits,
             counters=counters,
-            pins=Pins(registry),
             on_change=self._rebuild,
+            teardowns=lambda: self.teardowns,
         )
+        self._retired: list[WorkerSet] = []
+        """Sets that are configured no more, while an instance of them is there, or may come back."""
         self.sets: dict[str, WorkerSet] = {grant.name: self._new_set(grant) for grant in grants}
-        self._drain = limits.drain
         self._tools: Mapping[str, Tool] = {}
         self._changed: asyncio.Future[None] | None = None
 
@@ -73,20 +70,56 @@ class Catalogue:
         self._rebuild()
         for workers in retired:
             workers.retire()
+        self._retired = [workers for workers in (*self._retired, *retired) if not workers.is_empty]
+
+    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
+        """The instance of this id, if its stream is open."""
+        return next(
+            (found for one in self._sets_of(worker) if (found := one.instances.get(instance_id)) is not None), None
+        )
+
+    def may_return(self, worker: str, instance_id: str) -> bool:
+        """Whether an instance whose stream is not open may still come back."""
+        return any(workers.may_return(instance_id) for workers in self._sets_of(worker))
+
+    def expect(self, instance: KeptInstance) -> bool:
+        """Waits for an instance of an earlier sidecar. False: it cannot come back."""
+        workers = self.sets.get(instance.worker)
+        if workers is None or not instance.returns:
+            return False
+        workers.away.add(instance, "")
+        return True
+
+    def kept(self, worker: str, instance_id: str) -> KeptInstance:
+        """What is to be stored of an instance. One that is not known any more will not come back."""
+        for workers in self._sets_of(worker):
+            if (kept := workers.kept(instance_id)) is not None:
+                return kept
+        return KeptInstance(worker, instance_id, b"", returns=False)
+
+    def relieved(self, worker: str, instance_id: str) -> None:
+        """An instance keeps less than it did, and has run what it was to."""
+        for workers in self._sets_of(worker):
+            workers.relieved(instance_id)
 
     async def drain(self) -> None:
         """Asks every instance to finish and say goodbye, and waits until they have."""
-        for workers in self.sets.values():
+        sets = (*self.sets.values(), *self._retired)
+        for workers in sets:
             for instance in tuple(workers.instances.values()):
                 workers.drain(instance)
-                workers.dismiss(instance, self._drain)
-        while any(workers.instances for workers in self.sets.values()):
+        while any(workers.instances for workers in sets):
             await self.changed()
 
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
-        for workers in self.sets.values():
+        for workers in (*self.sets.values(), *self._retired):
             workers.close()
+
+    def _sets_of(self, name: str) -> list[WorkerSet]:
+        """The set of a name, and those that had it and are configured no more."""
+        workers = self.sets.get(name)
+        return [*([workers] if workers is not None else []), *(one for one in self._retired if one.name == name)]
 
     def _rebuild(self) -> None:
         tools = {name: tool for workers in self.sets.values() for name, tool in workers.tools.items()}

@@ -132,8 +132,8 @@ class Supervisor:
             return await self._watch(workers, holder, process)
         finally:
             await self._end(workers, holder, process)
+            workers.ended(holder)
             workers.grant.revoke(holder)
-            workers.bury(holder)
             for output in outputs:
                 output.close()
 
@@ -171,9 +171,11 @@ class Supervisor:
         # At the stop all calls have ended: what a tool still does, nobody waits for.
         if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
-            free = asyncio.ensure_future(workers.until_free(instance))
-            await asyncio.wait((free, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)
-            free.cancel()
+            idle = asyncio.ensure_future(instance.until_idle())
+            # Its drain comes to an end by itself; until it has, what it keeps and holds is seen to.
+            patience = self._limits.drain + (workers.last_grace if workers.is_needed(instance) else 0.0)
+            await asyncio.wait((idle, process.exited), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
         if not process.exited.done():
             process.terminate()
             await asyncio.wait((process.exited,), timeout=self._limits.stop_grace)

@@ -2,20 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar.calls import holding
 from sidecar.calls.call import Call
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
+from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
-from sidecar.scope import ScopeKey
+from sidecar.scope import KeptInstance
 from sidecar.telemetry import Counters
 from sidecar.telemetry.readings import SetReading
+from sidecar.workers.away import Away
 from sidecar.workers.grant import Grant
 from sidecar.workers.instance import Instance, InstanceState
 from sidecar.workers.limits import WorkerLimits
@@ -46,9 +46,10 @@ class WorkerSet:
         limits: WorkerLimits,
         call_limits: CallLimits,
         counters: Counters,
-        pins: Pins,
         on_change: Callable[[], None],
+        teardowns: Callable[[], Teardowns | None],
     ) -> None:
+        """`teardowns` answers who knows what instances keep."""
         self.name = grant.name
         self.grant = grant
         self.counters = counters
@@ -56,13 +57,13 @@ class WorkerSet:
         """The current version of each tool."""
         self.instances: dict[str, Instance] = {}
         """Those whose stream is open, by id."""
-        self._gone: dict[str, tuple[Instance, asyncio.TimerHandle]] = {}
+        self.away = Away(limits.reattach_window, self._give_up_on)
+        """Those that have none, and may come back."""
         self._limits = limits
         self._call_limits = call_limits
-        self._pins = pins
-        self._pinning: dict[ScopeKey, Call] = {}
-        """The running calls that their scopes were pinned by, to take it back if they turn out not to be invoked."""
         self._on_change = on_change
+        self._teardowns = teardowns
+        self._pins = Pins(grant.name, teardowns)
         self._waiting: dict[_Line, FairQueue] = {}
         """Calls that wait, by tool and whether other calls wait for them. No queue in here is empty."""
         self._serving: set[_Line] = set()
@@ -73,6 +74,17 @@ class WorkerSet:
     def attached(self) -> bool:
         """Whether any instance takes calls."""
         return any(instance.state is InstanceState.ACTIVE for instance in self.instances.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no instance is there, or may come back."""
+        return not self.instances and not self.away
+
+    @property
+    def last_grace(self) -> float:
+        """How much longer than its drain time an instance may stay that keeps something, in seconds."""
+        limits = self._call_limits
+        return limits.cancel_grace + limits.teardown_grace
 
     @property
     def waiting(self) -> int:
@@ -96,7 +108,7 @@ class WorkerSet:
             taken += len(instance.running)
             leaked += instance.leaked
         # Those that may still come back have no stream and no slots.
-        states[InstanceState.GONE.name.lower()] = len(self._gone)
+        states[InstanceState.GONE.name.lower()] = len(self.away)
         return SetReading(self.name, states, slots, taken, leaked, len(self._waiting))
 
     def version_for(self, call: Call, tool: Tool) -> Tool:
@@ -104,7 +116,7 @@ class WorkerSet:
 
         :raises Refusal: as INVALID_ARGUMENTS if the call does not name what it holds something for.
         """
-        pinned = self._pins.of(holding.scope_held(call, tool), self.name)
+        pinned = self._pins.of(call, tool)
         instance = self.instances.get(pinned) if pinned is not None else None
         version = instance.holding.get(tool.name) if instance is not None else None
         return version if version is not None and version.holds == tool.holds else tool
@@ -117,8 +129,11 @@ class WorkerSet:
         """
         tool = call.tool
         nested = call.parent is not None
-        if tool is not None and tool.holds and self._place_where_pinned(call, tool, now):
-            return
+        if tool is not None and tool.holds:
+            pinned = self._pins.instance_for(call, tool, self.instances, self.away)
+            if pinned is not None:
+                call.placed(pinned.assign(call, tool), now)
+                return
         if tool is not None and (not self._waiting or (tool.name, nested) not in self._waiting):
             instance = self._choose(tool, nested=nested)
             if instance is not None:
@@ -160,7 +175,7 @@ class WorkerSet:
                 first = queue.first()
                 tool = first.tool
                 current = self.tools.get(line.tool)
-                if tool is not None and tool.holds and self._pins.of(holding.scope_held(first, tool), self.name):
+                if tool is not None and tool.holds and self._pins.of(first, tool) is not None:
                     # Another call of its scope was first, and this one goes where that went.
                     tool = None
                 instance = self._choose(current, nested=line.nested) if current is not None else None
@@ -176,41 +191,10 @@ class WorkerSet:
             self._serving.discard(line)
 
     def _give(self, call: Call, tool: Tool, instance: Instance, now: float) -> None:
-        """Gives a call to an instance. What the tool holds for the call's scope is there from now on."""
+        """Gives a call to an instance that it may not have had to go to."""
         call.placed(instance.assign(call, tool), now)
-        if tool.holds and call.assignment is not None:
-            key = holding.scope_held(call, tool)
-            self._pinning[key] = call
-            call.at_end(partial(self._pinned_for_good, key, call))
-            self._pins.pin(key, self.name, instance.id)
-
-    def _pinned_for_good(self, key: ScopeKey, call: Call) -> None:
-        if self._pinning.get(key) is call:
-            del self._pinning[key]
-
-    def _place_where_pinned(self, call: Call, tool: Tool, now: float) -> bool:
-        """Gives a call to the instance that its scope is pinned to; answers whether it is pinned to any.
-
-        :raises Refusal: if that cannot take it. It never goes to another one.
-        """
-        key = holding.scope_held(call, tool)
-        pinned = self._pins.of(key, self.name)
-        if pinned is None:
-            return False
-        instance = self.instances.get(pinned)
-        if instance is None and pinned in self._gone:
-            raise holding.pinned_is_away(tool)
-        if instance is None or instance.state is InstanceState.LEAVING:
-            if not call.attempts:
-                # One that was lost with the instance learns that, and the next call what else was.
-                self._pins.drop(key, self.name)
-            raise holding.pinned_is_lost(tool)
-        if instance.tools.get(tool.name) != tool.digest:
-            raise holding.pinned_has_not(tool)
-        if not instance.can_take(tool, nested=call.parent is not None, pinned=True):
-            raise holding.pinned_is_full(tool)
-        call.placed(instance.assign(call, tool), now)
-        return True
+        if tool.holds:
+            self._pins.pin(call, tool, instance)
 
     def _make_room(self, call: Call) -> None:
         """Sees to it that a call may wait: when all places are taken, the tool with the most waiting calls gives one.
@@ -286,32 +270,20 @@ class WorkerSet:
         self._changed()
 
     def drain(self, instance: Instance) -> None:
-        """Lets an instance finish what it runs and gives it nothing more, but what is pinned to it."""
+        """Lets an instance finish what it runs and gives it nothing more, but what is pinned to it.
+
+        One that keeps or holds something for a run or session stays until that has ended, or its drain time is up: it
+        is told to leave when there is nothing of that any more.
+        """
         if instance.state is not InstanceState.ACTIVE:
             return
         instance.state = InstanceState.DRAINING
-        free = self._pins.free(instance.id)
-        if free.done():
-            self.dismiss(instance, self._limits.drain)
-        else:
-            free.add_done_callback(lambda _: self.dismiss(instance, self._limits.drain))
+        if not self.is_needed(instance):
+            self._tell_to_leave(instance, self._limits.drain)
+        elif not instance.running:
+            self.wind_up(instance)
         self._limit_drain(instance)
         self._changed()
-
-    def dismiss(self, instance: Instance, grace: float) -> None:
-        """Tells an instance that drains to finish within so many seconds, and to say goodbye, if it was not told."""
-        if instance.state is not InstanceState.DRAINING or instance.dismissed:
-            return
-        instance.dismissed = True
-        frame = Frame()
-        frame.drain.grace.FromNanoseconds(int(grace * 1e9))
-        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
-        instance.stream.farewell(frame)
-
-    async def until_free(self, instance: Instance) -> None:
-        """Waits until an instance runs nothing and no scope is pinned to it."""
-        while instance.running or not (free := self._pins.free(instance.id)).done():
-            await (instance.until_idle() if instance.running else free)
 
     def leave(self, instance: Instance) -> None:
         """An instance says goodbye: it finishes what it runs, and its stream ends."""
@@ -319,7 +291,49 @@ class WorkerSet:
             instance.state = InstanceState.LEAVING
             self._limit_drain(instance)
             self._changed()
-        instance.finish_when_idle()
+        self.wind_up(instance)
+
+    def wind_up(self, instance: Instance) -> None:
+        """Goes on with an instance that drains or leaves: once it runs nothing, what it keeps is seen to.
+
+        What it keeps for runs and sessions, and the sidecar's end, fires as evicted where the instance wants to leave;
+        else it may wait for their ends.
+        """
+        if instance.state not in (InstanceState.DRAINING, InstanceState.LEAVING) or instance.running:
+            return
+        teardowns = self._teardowns()
+        if teardowns is not None:
+            may_wait = instance.state is InstanceState.DRAINING and not instance.told_to_leave
+            if may_wait and teardowns.outlasts(instance.id):
+                return
+            teardowns.evict(instance.id)
+        if self.keeps(instance):
+            # It comes here again when that is over.
+            return
+        instance.tell_idle()
+        if instance.state is InstanceState.LEAVING:
+            instance.stream.finish()
+        elif not instance.told_to_leave:
+            left = self._limits.drain
+            if instance.drain_timer is not None:
+                left = max(instance.drain_timer.when() - asyncio.get_running_loop().time(), 0.0)
+            self._tell_to_leave(instance, left)
+
+    def is_needed(self, instance: Instance) -> bool:
+        """Whether an instance keeps cleanups, or holds what scopes are pinned to it for."""
+        teardowns = self._teardowns()
+        return teardowns is not None and (teardowns.keeps(instance.id) or teardowns.holds(instance.id))
+
+    def keeps(self, instance: Instance) -> bool:
+        """Whether an instance keeps cleanups, or is to run any."""
+        teardowns = self._teardowns()
+        return teardowns is not None and teardowns.keeps(instance.id)
+
+    def relieved(self, instance_id: str) -> None:
+        """An instance keeps less than it did."""
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            self.wind_up(instance)
 
     def lose(self, instance: Instance) -> None:
         """An instance's stream is over: what it ran is decided.
@@ -334,26 +348,36 @@ class WorkerSet:
         running = instance.end()
         self.instances.pop(instance.id, None)
         if not has_left:
-            timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._forget, instance.id)
-            self._gone[instance.id] = (instance, timer)
+            self.away.add(instance.kept, instance.holder)
         self._changed()
         for assignment in running:
             if (call := assignment.assigned) is not None:
-                if self._pinning and not assignment.invoked:
-                    self._take_back_pin(call)
+                if not assignment.invoked:
+                    self._pins.take_back(call)
                 call.lost()
+        if has_left:
+            self._give_up_on(instance.id)
 
     def quarantine(self, instance: Instance) -> None:
         """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
         self._quarantined.add(instance.holder)
         self.lose(instance)
 
-    def bury(self, holder: str) -> None:
-        """The process that this holder's token was given to has ended: none of its instances comes back."""
-        for instance in [*self.instances.values(), *(instance for instance, _ in self._gone.values())]:
+    def ended(self, holder: str) -> None:
+        """The process that a token was given to has ended: its instances will not come back."""
+        for instance in tuple(self.instances.values()):
             if instance.holder == holder:
                 self.lose(instance)
-                self._forget(instance.id)
+        self.away.give_up(holder)
+
+    def may_return(self, instance_id: str) -> bool:
+        """Whether an instance is lost and may still come back."""
+        return instance_id in self.away
+
+    def kept(self, instance_id: str) -> KeptInstance | None:
+        """What is to be stored of an instance, open or away."""
+        instance = self.instances.get(instance_id)
+        return instance.kept if instance is not None else self.away.find(instance_id)
 
     def of_holder(self, holder: str) -> Instance | None:
         """The attached instance whose token was given to this holder."""
@@ -366,18 +390,13 @@ class WorkerSet:
             return True
         return False
 
-    def earlier(self, instance_id: str) -> Instance | None:
-        """The instance of this id, open or lost within the window."""
-        if instance_id in self.instances:
-            return self.instances[instance_id]
-        gone = self._gone.get(instance_id)
-        return gone[0] if gone is not None else None
-
-    def replace(self, earlier: Instance) -> None:
+    def replace(self, instance_id: str) -> None:
         """An instance came back: its old stream, if it is still open, is over."""
-        self.lose(earlier)
-        earlier.stream.close()
-        self._forget(earlier.id)
+        earlier = self.instances.get(instance_id)
+        if earlier is not None:
+            self.lose(earlier)
+            earlier.stream.close()
+        self.away.back(instance_id)
 
     def regrant(self, grant: Grant) -> None:
         """Has other rights from now on: instances drain, and tools that went are listed no more."""
@@ -399,21 +418,12 @@ class WorkerSet:
 
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
-        for _, timer in self._gone.values():
-            timer.cancel()
+        self.away.close()
         for timer in self._unlisting.values():
             timer.cancel()
-        self._gone.clear()
         self._unlisting.clear()
 
     # --- parts of the above
-
-    def _take_back_pin(self, call: Call) -> None:
-        """A call is not run where it was to be: if its scope was pinned for it, nothing is held there."""
-        if call.tool is not None and call.tool.holds:
-            key = holding.scope_held(call, call.tool)
-            if self._pinning.get(key) is call:
-                self._pins.drop(key, self.name)
 
     def _choose(self, tool: Tool, *, nested: bool) -> Instance | None:
         """The least loaded instance that can take a call of the tool."""
@@ -460,19 +470,42 @@ class WorkerSet:
         for assignment in tuple(instance.running.values()):
             if assignment.assigned is not None:
                 assignment.assigned.cancel(CancelReason.CANCEL_REASON_DRAIN)
-        self.dismiss(instance, self._call_limits.cancel_grace)
         instance.drain_timer = asyncio.get_running_loop().call_later(
-            self._call_limits.cancel_grace, self._end, instance
+            self._call_limits.cancel_grace, self._evict, instance
         )
+
+    def _evict(self, instance: Instance) -> None:
+        """What a draining instance still keeps fires now. It is told to leave, if it was not, and then given up."""
+        teardowns = self._teardowns()
+        if teardowns is not None:
+            teardowns.evict(instance.id)
+        limits = self._call_limits
+        grace = limits.cancel_grace
+        if self.keeps(instance):
+            grace += limits.teardown_grace
+        elif instance.told_to_leave or instance.state is not InstanceState.DRAINING:
+            self._end(instance)
+            return
+        else:
+            self._tell_to_leave(instance, grace)
+        instance.drain_timer = asyncio.get_running_loop().call_later(grace, self._end, instance)
+
+    def _tell_to_leave(self, instance: Instance, grace: float) -> None:
+        instance.told_to_leave = True
+        frame = Frame()
+        frame.drain.grace.FromNanoseconds(int(grace * 1e9))
+        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
+        instance.stream.farewell(frame)
 
     def _end(self, instance: Instance) -> None:
         self.lose(instance)
         instance.stream.close()
 
-    def _forget(self, instance_id: str) -> None:
-        gone = self._gone.pop(instance_id, None)
-        if gone is not None:
-            gone[1].cancel()
+    def _give_up_on(self, instance_id: str) -> None:
+        """A lost instance does not come back."""
+        teardowns = self._teardowns()
+        if teardowns is not None:
+            teardowns.lost(instance_id)
 
 
 def _bring(instance: Instance, tools: Mapping[str, Tool]) -> None:

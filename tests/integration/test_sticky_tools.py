@@ -320,7 +320,8 @@ async def test_a_scope_that_ends_frees_the_instance(memory_host: MemoryHost) -> 
     new = await attach(host, version(2))
     await quiet()
     assert "drain" not in old.bodies()
-    for key in tuple(host.registry._scopes):
-        host.registry.claim(key)
+    registry = host.pipeline.teardowns.registry
+    for key in tuple(registry._scopes):
+        registry.claim(key)
     assert (await old.next_of("drain")).drain.grace.ToTimedelta().total_seconds() == 30
     assert await served(caller, [old, new], session_id="s", arguments={"text": "x"}) is new

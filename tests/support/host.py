@@ -32,7 +32,7 @@ from sidecar.credentials.settings import CredentialSettings
 from sidecar.doors.callers import CallerHost
 from sidecar.issuing import Issuing
 from sidecar.policy import StaticPolicy
-from sidecar.scope import Principal, Registry, local_principal
+from sidecar.scope import Principal, local_principal
 from sidecar.serving import serve
 from sidecar.telemetry import Counters
 from sidecar.wire.limits import WireLimits
@@ -140,9 +140,8 @@ class MemoryHost:
         self.until: float | None = None
         self.store = InMemoryIdempotencyStore()
         self.counts = Counters()
-        self.registry = Registry(idle_after=900.0, most_live=64, clock=asyncio.get_running_loop().time)
         grants = [Grant.of(name, tools, token_of(name)) for name, tools in setup.sets.items()]
-        self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts, self.registry)
+        self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts)
         policy = StaticPolicy((self.principal.name, _ANYONE.name))
         self.pipeline = Pipeline(
             self.catalogue,
@@ -206,6 +205,8 @@ class MemoryHost:
         for peer in self._peers:
             await peer.aclose()
         await self.pipeline.idle()
+        self.pipeline.teardowns.close()
+        await self.pipeline.teardowns.settled()
         await self.credentials.aclose()
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)

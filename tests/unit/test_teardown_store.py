@@ -99,7 +99,12 @@ async def test_what_was_kept_is_found_whole_and_in_its_order(store: SqliteTeardo
     added = [
         registration("reg_1"),
         registration("reg_2", name="", label=""),
-        registration("reg_3", name="n", label="l", cleanup=CleanupCall("close", b'{"n": 1.10}', Principal("ann", authenticated=False))),
+        registration(
+            "reg_3",
+            name="n",
+            label="l",
+            cleanup=CleanupCall("close", b'{"n": 1.10}', Principal("ann", authenticated=False)),
+        ),
         registration("reg_4", shutdown, "ins_own"),
     ]
     for one in added:
