@@ -1,11 +1,14 @@
 """Tools that hold something for a run or a session: all calls of one go to the instance that has it."""
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownScope
+from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest, EndScopeResponse
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import Reattach
@@ -15,11 +18,16 @@ from tests.support import (
     CallLimits,
     Host,
     MemoryHost,
+    ScopeLimits,
     StartHost,
+    StartProcess,
     WorkerLimits,
     WorkerPeer,
     attach,
+    end_scope,
     everywhere,
+    hosted,
+    on_unix,
     quiet,
     tool,
 )
@@ -313,15 +321,71 @@ async def test_a_drain_ends_with_the_last_session_or_with_its_time(start_host: S
 # --- the end of what was held
 
 
-async def test_a_scope_that_ends_frees_the_instance(memory_host: MemoryHost) -> None:
-    host = memory_host
+@everywhere
+async def test_the_end_of_a_session_frees_its_instance(host: Host) -> None:
     old, caller = await attach(host, version(1)), await host.caller()
     await served(caller, [old], session_id="s")
+    await served(caller, [old], session_id="t")
     new = await attach(host, version(2))
-    await quiet()
-    assert "drain" not in old.bodies()
-    registry = host.pipeline.teardowns.registry
-    for key in tuple(registry._scopes):
-        registry.claim(key)
-    assert (await old.next_of("drain")).drain.grace.ToTimedelta().total_seconds() == 30
+    assert await end_scope(host, EndScopeRequest(session_id="s")) == EndScopeResponse()
+    await old.flush()
+    assert "drain" not in old.bodies(), "another session is still there"
+    await end_scope(host, EndScopeRequest(session_id="t"))
+    await old.next_of("drain")
     assert await served(caller, [old, new], session_id="s", arguments={"text": "x"}) is new
+
+
+@everywhere
+async def test_what_was_lost_of_a_session_that_ended_is_told_to_nobody(host: Host) -> None:
+    workers, caller = [await attach(host, holding()) for _ in range(2)], await host.caller()
+    pinned = await served(caller, workers, session_id="s")
+    await lost(pinned)
+    await end_scope(host, EndScopeRequest(session_id="s"))
+    (left,) = [worker for worker in workers if worker is not pinned]
+    assert await served(caller, [left], session_id="s") is left
+
+
+async def test_a_session_that_grows_idle_drops_its_pin(start_host: StartHost) -> None:
+    host = await start_host(scopes=ScopeLimits(idle=900))
+    workers, caller = [await attach(host, holding(), concurrency=1) for _ in range(2)], await host.caller()
+    pinned = await served(caller, workers, session_id="s")
+    call, run = await occupy(caller, pinned, session_id="s", timeout=2_000)
+    await asyncio.sleep(1_000)
+    # It is not idle while a call runs in it, however long that takes.
+    assert (await fails(caller, session_id="s")).failure.kind == OVERLOADED
+    await pinned.result(run)
+    await caller.outcome(call)
+    await asyncio.sleep(899)
+    await lost(pinned)
+    await asyncio.sleep(2)
+    (left,) = [worker for worker in workers if worker is not pinned]
+    assert await served(caller, [left], session_id="s") is left
+
+
+async def test_the_coldest_of_too_many_sessions_drops_its_pin(start_host: StartHost) -> None:
+    host = await start_host(scopes=ScopeLimits(live=2))
+    workers, caller = [await attach(host, holding()) for _ in range(3)], await host.caller()
+    pinned = [await served(caller, workers, session_id=str(number)) for number in range(3)]
+    await lost(pinned[0])
+    left = [worker for worker in workers if worker is not pinned[0]]
+    # The first gave way to the third, and begins anew, in the place of the second.
+    assert await served(caller, left, session_id="0") in left
+    registry = host.pipeline.teardowns.registry  # type: ignore[attr-defined]  # in memory
+    assert len(registry) == 2
+
+
+@on_unix
+async def test_a_worker_whose_process_ends_is_not_waited_for(start_process: StartProcess) -> None:
+    process = await start_process(
+        "[limits.calls]\nworker_wait = 20\n" + hosted("main", "pid", "--holds", settings="instances = 2")
+    )
+    caller = await process.caller()
+    pid = int((await caller.call("pid", session_id="s")).result.json)
+    for _ in range(5):
+        assert int((await caller.call("pid", session_id="s")).result.json) == pid
+    os.kill(pid, signal.SIGKILL)
+    while (outcome := await caller.call("pid", session_id="s")).failure.kind in (UNAVAILABLE, WORKER_LOST):
+        # Until the end of the process is known it might be its stream alone.
+        assert outcome.failure.retryable
+    assert outcome.failure.kind == SESSION_LOST
+    assert int((await caller.call("pid", session_id="s")).result.json) != pid

@@ -2,6 +2,8 @@
 
 Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
 the latter with the time, `block` keeps a thread busy for as long, and `shout` prints a text and runs until cancelled.
+`note` adds a line to its notes, and `keep` registers a cleanup for the end of its session that does; with `cleanup`,
+the cleanup names a call of `note`. What it keeps when it ends without the sidecar, it runs by itself, but for those.
 """
 
 import argparse
@@ -22,9 +24,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from grpc import aio
 
-from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, tool_pb2, worker_pb2
+from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, context_pb2, tool_pb2, worker_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame, Pong
 
+SESSION = context_pb2.TEARDOWN_SCOPE_SESSION
 _MARK = "PILLION_TEST_MARK"
 _ENDLESS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -32,9 +35,14 @@ _ENDLESS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 class Worker:
     """One instance: what is to be written, and the calls that run."""
 
-    def __init__(self, tools: list[str], label: str, left: Path | None) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
+        label: str = options.label
+        self.notes: Path | None = options.notes
+        self.left: Path | None = options.left
         self.label = label
-        self.left = left
+        self.kept: dict[str, str] = {}
+        """What is to be noted, by registration."""
+        self.registering: dict[int, tuple[str, asyncio.Future[str]]] = {}
         self.outbox: asyncio.Queue[Frame] = asyncio.Queue()
         self.running: dict[int, asyncio.Event] = {}
         self.leaving = False
@@ -43,8 +51,9 @@ class Worker:
                 name=name,
                 description=f"{name} of {label}",
                 effects=tool_pb2.EFFECTS_READ if name == "pid" else tool_pb2.EFFECTS_UNSAFE,
+                holds=SESSION if options.holds else context_pb2.TEARDOWN_SCOPE_UNSPECIFIED,
             )
-            for name in tools
+            for name in options.tools
         ]
         hello = worker_pb2.WorkerHello(
             worker=os.environ["PILLION_WORKER_NAME"], token=_token(), tools=descriptors, concurrency=512
@@ -62,6 +71,8 @@ class Worker:
                         for frame in message.frames:
                             self._handle(frame, calls)
             except* aio.AioRpcError:
+                for note in self.kept.values():
+                    self.note(note)
                 sys.exit("the stream was lost")
         if self.left is not None:
             with self.left.open("a") as file:
@@ -83,6 +94,38 @@ class Worker:
                 self.outbox.put_nowait(Frame(pong=Pong(nonce=frame.ping.nonce)))
             case "drain":
                 self.leave()
+            case "reply":
+                note, answer = self.registering.pop(frame.call)
+                accepted = frame.reply.teardown
+                if note:
+                    self.kept[accepted.registration_id] = note
+                answer.set_result(accepted.registration_id)
+            case "run_teardown":
+                number = frame.run_teardown.registration_id
+                self.note(self.kept.pop(number, "a cleanup that is a call"))
+                self.outbox.put_nowait(Frame(teardown_done=worker_pb2.TeardownDone(registration_id=number)))
+
+    def note(self, line: str) -> None:
+        """Adds a line to its notes."""
+        if self.notes is not None:
+            with self.notes.open("a") as file:
+                file.write(f"{line}\n")
+
+    async def keep(self, call: int, arguments: dict[str, Any]) -> str:
+        """Registers a cleanup; answers its id."""
+        note, named = arguments["note"], arguments.get("cleanup", False)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.registering[call] = ("" if named else note, answer)
+        frame = Frame(call=call)
+        register = frame.register_teardown
+        register.request_id = 1
+        register.scope = SESSION
+        register.name = note
+        if named:
+            register.cleanup_call.tool = "note"
+            register.cleanup_call.arguments = json.dumps({"text": note}).encode()
+        self.outbox.put_nowait(frame)
+        return await answer
 
     async def _run(self, call: int, invoke: worker_pb2.Invoke) -> None:
         arguments = json.loads(invoke.arguments or b"{}")
@@ -114,6 +157,8 @@ class Worker:
                 return self.label
             case "pid":
                 return os.getpid()
+            case "note" | "keep":
+                return await self.keep(call, arguments) if tool == "keep" else self.note(arguments["text"])
             case "shout":
                 print(arguments.get("text", ""), flush=True)
                 await self.running[call].wait()
@@ -152,6 +197,8 @@ def main() -> None:
     parser.add_argument("tools", nargs="*", default=["echo"])
     parser.add_argument("--label", default="")
     parser.add_argument("--left", type=Path, help="a file to write when it leaves")
+    parser.add_argument("--notes", type=Path, help="a file to add its notes to")
+    parser.add_argument("--holds", action="store_true", help="its tools hold something for sessions")
     parser.add_argument("--detach", action="store_true", help="leave a process in another session behind")
     parser.add_argument("--stubborn", action="store_true", help="heed no SIGTERM")
     parser.add_argument("--say", type=Path, help="a file to write to stdout before all else")
@@ -161,7 +208,7 @@ def main() -> None:
         sys.stdout.flush()
     if options.detach:
         _detach()
-    worker = Worker(options.tools, options.label, options.left)
+    worker = Worker(options)
     if options.stubborn:
         worker.leave = lambda: None  # type: ignore[method-assign]  # not even when it is asked to drain
     asyncio.run(worker.serve())
