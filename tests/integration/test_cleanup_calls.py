@@ -127,7 +127,7 @@ async def test_what_ended_while_its_instance_was_away_says_so(memory_host: Memor
     await keeping.keep()
     keeping.lose()
     await quiet()
-    assert await end_scope(host, EndScopeRequest(session_id="s"))
+    assert (await end_scope(host, EndScopeRequest(session_id="s"))).fired == 1
     run = await other.next_invoke()
     assert run.context.cleanup_reason == SESSION_END
     # Neither is it in the session, which may begin and end again meanwhile.
