@@ -325,7 +325,7 @@ class Teardowns:
         owed = self.firing.take_open(instance_id)
         kept = {one.id: one for one in self.registry.kept_by(instance_id) if one.id not in self._adding}
         by_reason: dict[TeardownReason.ValueType, list[Registration]] = {}
-        for one in reversed(owed):
+        for one in owed:
             if one.registration.id in still:
                 by_reason.setdefault(one.reason, []).append(one.registration)
             else:
@@ -343,7 +343,7 @@ class Teardowns:
         return [number for number in listed if number not in known]
 
     def lost(self, instance_id: str) -> None:
-        """An instance is gone for good, and what it kept with it: cleanup calls stand in for it, the rest is reported."""
+        """An instance is gone for good. Cleanup calls stand in for what it kept, and the rest is reported."""
         self._lose(self.firing.take_open(instance_id))
         self._lose(Claimed(one, _WORKER_LOST) for one in self._claimed(self.registry.claim_instance(instance_id)))
 
