@@ -59,7 +59,7 @@ async def test_a_cleanup_call_stands_in_for_an_instance_that_does_not_come_back(
     assert len(other.invoked) == 1
     counts = host.counts.snapshot()
     assert (counts["cleanup_calls"], counts["teardowns"], counts["teardowns.worker-lost"]) == (1, 1, 1)
-    assert "teardowns_lost" not in counts
+    assert "lost_teardowns" not in counts
     assert "failed_teardowns" not in counts
 
 
@@ -73,7 +73,7 @@ async def test_only_what_names_no_call_is_lost(memory_host: MemoryHost) -> None:
     await other.result((await other.next_invoke()).call)
     await quiet()
     assert len(other.invoked) == 1
-    assert host.counts.snapshot()["teardowns_lost"] == 2
+    assert host.counts.snapshot()["lost_teardowns"] == 2
     assert host.pipeline.teardowns.registry.registrations == 0
 
 
@@ -109,7 +109,7 @@ async def test_what_its_instance_was_told_to_run_is_not_run_by_another(memory_ho
     assert (await end).failed == 1
     await asyncio.sleep(WINDOW + 60)
     assert not other.invoked, "it may have run already"
-    assert host.counts.snapshot()["teardowns_lost"] == 1
+    assert host.counts.snapshot()["lost_teardowns"] == 1
 
 
 async def test_an_instance_that_comes_back_keeps_its_cleanups(memory_host: MemoryHost) -> None:
