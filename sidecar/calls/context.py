@@ -51,6 +51,8 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
                 setattr(context.trace, field.name, value)
     if call.idle_timeout is not None:
         set_seconds(context.idle_timeout, call.idle_timeout)
+    if call.resumption is not None and (told := call.resumption.told) is not None:
+        context.resume.state, context.resume.answer = told
     return frame
 
 

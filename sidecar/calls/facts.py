@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar.calls.paused import Resumption
 from sidecar.calls.ports import Caller, Sink
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
@@ -26,9 +27,11 @@ class CallFacts:
         "idle_timeout",
         "instance_id",
         "invocation",
+        "kept_under",
         "key",
         "levels",
         "parent",
+        "resumption",
         "run_id",
         "scope",
         "session_id",
@@ -50,13 +53,16 @@ class CallFacts:
         parent: "Call | None",
         levels: int,
     ) -> None:
-        self.execution_id = execution_id
+        self.execution_id = self.kept_under = execution_id
+        """Under `kept_under` is kept what lasts as long as the call: the same execution after a pause as before it."""
         self.tool_call_id = tool_call_id or "call_" + execution_id[4:]
         self.caller = caller
         self.sink = sink
         self.started_at = now
         self.parent = parent
         """The call whose tool made it; `None`: a caller did."""
+        self.resumption: Resumption | None = None
+        """What it goes on from; `None`: it is new."""
         self.levels = levels
         """How many levels of calls may be made below it."""
         self.tool_name = ""

@@ -8,7 +8,9 @@ from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar.calls.context import set_seconds
+from sidecar._gen.pillion.v1.outcome_pb2 import Ask
 from sidecar.calls.outbound import call_over, refused
+from sidecar.calls.pauses import inner_resumption
 from sidecar.calls.questions import Question
 from sidecar.scope import Principal
 
@@ -44,7 +46,10 @@ class Nesting:
         self._made[outer] = number
         sink = _Answer(outer, request.request_id)
         start = _start(request, outer, outer.invocation.invoke.context, f"{outer.tool_call_id}#inner-{number}")
-        inner = self._pipeline.start(start, _OuterCaller(outer), sink, outer)
+        resumption = inner_resumption(outer, start) if outer.resumption is not None else None
+        if isinstance(resumption, Ask):
+            return _still_paused(request.request_id, resumption)
+        inner = self._pipeline.start(start, _OuterCaller(outer), sink, outer, resumption)
         if inner.done:
             # Refused, which takes no number.
             self._made[outer] = number - 1
@@ -75,6 +80,14 @@ class Nesting:
             f"Calls nest at most {self._pipeline.limits.nesting_depth} deep, and this one is as deep as that; have the "
             "tool further out make the call.",
         )
+
+
+def _still_paused(request_id: int, ask: Ask) -> Frame:
+    """The answer where what is called has paused, and what came meanwhile was the answer to another."""
+    answer = Frame()
+    answer.reply.request_id = request_id
+    answer.reply.tool_outcome.paused.ask.CopyFrom(ask)
+    return answer
 
 
 class _OuterCaller:

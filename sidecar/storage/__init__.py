@@ -3,12 +3,14 @@
 from sidecar.calls.ports import StoreUnavailable
 from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
 from sidecar.storage.idempotency import SqliteIdempotencyStore
+from sidecar.storage.pauses import SqlitePauseStore
 from sidecar.storage.refusals import StoreRefused
 
 __all__ = (
     "Database",
     "DatabaseStatistics",
     "SqliteIdempotencyStore",
+    "SqlitePauseStore",
     "StoreBusy",
     "StoreRefused",
     "StoreUnavailable",
