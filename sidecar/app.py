@@ -25,10 +25,12 @@ from sidecar.issuing import Issuing, credential_grants, issuing
 from sidecar.keeping import Keeping, artifacts_in
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
+from sidecar.pausing import pausing
 from sidecar.places import private_places
 from sidecar.reporting import reporting
 from sidecar.scope import Principal
 from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.tearing import tearing_down
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
 from sidecar.wire.streams import Streams
@@ -78,6 +80,7 @@ class Sidecar:
             limits.calls,
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
+            scopes=limits.scopes,
         )
         self._keeping = Keeping(settings, self._database, self._pipeline, counters)
         self._redactor = Redactor()
@@ -115,8 +118,10 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
+                    tearing_down(settings, self._pipeline, self._events, redact),
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
+                    pausing(settings, self._pipeline, self._database, self._events),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
@@ -175,6 +180,7 @@ class Sidecar:
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
+        await pipeline.teardowns.end_all()
         self._supervisor.drain()
         with anyio.move_on_after(_GOODBYE_GRACE):
             await self._catalogue.drain()

@@ -120,7 +120,9 @@ def not_placed(tool: Tool) -> Failure:
 def not_paused(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
     """Its tool paused where nobody keeps what has paused."""
     return failure(
-        FailureKind.FAILURE_KIND_UNSUPPORTED, f"{tool.name} paused, and this sidecar keeps no paused calls.", side_effects
+        FailureKind.FAILURE_KIND_UNSUPPORTED,
+        f"{tool.name} paused, and this sidecar keeps no paused calls.",
+        side_effects,
     )
 
 

@@ -7,7 +7,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.calls.paused import Resumption
 from sidecar.calls.ports import Caller, Sink
 from sidecar.calls.tool import Tool
-from sidecar.scope import Scope
+from sidecar.scope import Scope, ScopeKey, lasting_scopes
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -27,7 +27,7 @@ class CallFacts:
         "idle_timeout",
         "instance_id",
         "invocation",
-        "kept_under",
+        "kept_for",
         "key",
         "levels",
         "parent",
@@ -53,8 +53,7 @@ class CallFacts:
         parent: "Call | None",
         levels: int,
     ) -> None:
-        self.execution_id = self.kept_under = execution_id
-        """Under `kept_under` is kept what lasts as long as the call: the same execution after a pause as before it."""
+        self.execution_id = execution_id
         self.tool_call_id = tool_call_id or "call_" + execution_id[4:]
         self.caller = caller
         self.sink = sink
@@ -90,6 +89,12 @@ class CallFacts:
         """The caller's anchor, if it is carried."""
         self.instance_id: str | None = None
         """The newest instance that ran it."""
+        self.kept_for: ScopeKey | None = None
+        """Its own teardown scope, once its tool has registered something for it, or where it goes on from a pause."""
+
+    def lasting_scopes(self) -> list[ScopeKey]:
+        """The run and the session that it is in, where the caller named them."""
+        return [] if self.scope is None else lasting_scopes(self.scope.owner, self.run_id, self.session_id)
 
     def ancestors(self) -> "Iterator[Call]":
         """The calls that wait for it, from the one that made it outwards."""

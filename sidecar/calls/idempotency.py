@@ -132,7 +132,7 @@ class Requests:
             call.settle(failed(failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed.", POSSIBLE)))
         finally:
             if self.pauses is not None:
-                await self.pauses.settled(call)
+                await self.pauses.conclude(call)
             call.deliver()
             del self._running[request.address]
 

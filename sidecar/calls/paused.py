@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar.scope import Owner
 
 
@@ -29,7 +30,7 @@ class Pause(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """All of it as bytes."""
-        return json.dumps(self._members()).encode()
+        return json.dumps(_members(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Pause":
@@ -41,18 +42,6 @@ class Pause(NamedTuple):
         yield self.execution_id
         for inner in self.inner:
             yield from inner.execution_ids()
-
-    def _members(self) -> dict[str, Any]:
-        return {
-            "tool": self.tool,
-            "digest": _text(self.digest),
-            "execution": self.execution_id,
-            "ask": _text(self.ask),
-            "state": None if self.state is None else _text(self.state),
-            "answer": _text(self.answer),
-            "consent": self.waits_for_consent,
-            "inner": [inner._members() for inner in self.inner],
-        }
 
 
 class PausedCall(NamedTuple):
@@ -99,6 +88,11 @@ class Resumption:
             return None
         return pause.state, pause.answer if pause.waits_for_consent else self.answer
 
+    def tell(self, context: ToolContext) -> None:
+        """Puts state and answer into what the tool is told of its call."""
+        if (told := self.told) is not None:
+            context.resume.state, context.resume.answer = told
+
 
 def digest_of_arguments(arguments: bytes) -> bytes:
     """What tells arguments apart."""
@@ -107,6 +101,19 @@ def digest_of_arguments(arguments: bytes) -> bytes:
 
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def _members(pause: Pause) -> dict[str, Any]:
+    return {
+        "tool": pause.tool,
+        "digest": _text(pause.digest),
+        "execution": pause.execution_id,
+        "ask": _text(pause.ask),
+        "state": None if pause.state is None else _text(pause.state),
+        "answer": _text(pause.answer),
+        "consent": pause.waits_for_consent,
+        "inner": [_members(inner) for inner in pause.inner],
+    }
 
 
 def _read(members: Any) -> Pause:

@@ -3,21 +3,22 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Ask, FailureKind
-from sidecar.calls.causes import pause_unrecorded
-from sidecar.calls.context import set_seconds
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls.causes import cancelled, pause_unrecorded
 from sidecar.calls.outcome import NONE, Refusal, failed, failure
 from sidecar.calls.paused import Pause, PausedCall, Resumption, digest_of_arguments
 from sidecar.calls.ports import PausesFull, PauseStore, StoreUnavailable
-from sidecar.calls.request import NO_ARGUMENTS, Resumed, decode_resume
+from sidecar.calls.request import Resumed, decode_resume
+from sidecar.calls.restart import resumed_start, start_of
 from sidecar.calls.result import effects_of_attempt
 from sidecar.calls.tickets import Tickets, digest_of
-from sidecar.scope import Owner, scope_of
+from sidecar.scope import ScopeEnding, ScopeKey, lasting_scopes, scope_of
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RETRY_AFTER = 1.0
+_RUN = TeardownScope.TEARDOWN_SCOPE_RUN
+_SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 _SWEPT = 64
 _LONGEST_WAIT = 60.0
 _MOST_INNER = 64
-_OF_THE_RESUME = ("timeout", "idle_timeout", "human_timeout", "trace")
 
 
 class Pauses:
@@ -46,8 +48,6 @@ class Pauses:
     ) -> None:
         """`secret`: what tickets are made with; the same for ever."""
         self.tickets = Tickets(secret)
-        self.ended: Callable[[PausedCall], None] = _nothing
-        """Called when a paused call ends without being resumed."""
         self.told: Callable[[str, PausedCall], None] = _untold
         """Called when one ends so, with the word for why: expired, lost or scope_ended."""
         self._pipeline = pipeline
@@ -56,7 +56,10 @@ class Pauses:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sooner = asyncio.Event()
         self._next_expiry: float | None = None
+        self._held: dict[bytes, list[ScopeKey]] = {}
+        """By the digests of their tickets, the scopes that paused calls are in."""
         pipeline.pauses = pipeline.requests.pauses = self
+        pipeline.teardowns.at_scope_end.append(self._end_scope)
 
     # --- pausing
 
@@ -86,7 +89,7 @@ class Pauses:
         scope, tool, resumption = call.scope, call.tool, call.resumption
         if pause is None or scope is None or tool is None:
             return frame
-        start = _start_of(call)
+        start = start_of(call)
         effects = effects_of_attempt(tool) if call.attempts else NONE
         size = len(pause.to_bytes())
         if size > self._pipeline.max_frame_bytes:
@@ -112,7 +115,9 @@ class Pauses:
         instead_of = resumption.ticket_digest if resumption is not None else None
         keeping = asyncio.ensure_future(
             self._store.keep(
-                paused, instead_of, is_claimed=instead_of is not None and resumption is not None and resumption.is_claimed
+                paused,
+                instead_of,
+                is_claimed=instead_of is not None and resumption is not None and resumption.is_claimed,
             )
         )
         try:
@@ -131,6 +136,13 @@ class Pauses:
             return failed(invalid().failure)
         if resumption is not None:
             resumption.is_claimed = resumption.is_replaced = True
+        try:
+            self._hold(paused.ticket_digest, lasting_scopes(paused.owner, paused.run_id, paused.session_id))
+        except ScopeEnding:
+            await self._drop(paused)
+            return failed(cancelled(CancelReason.CANCEL_REASON_SCOPE_ENDED, effects))
+        if instead_of is not None:
+            self._leave(instead_of)
         call.paused_inner = None
         self._arm(paused.expires_at)
         self._pipeline.counters.add("paused_calls")
@@ -146,7 +158,7 @@ class Pauses:
         return Pause(
             tool=call.tool_name,
             digest=digest_of_arguments(invocation.invoke.arguments),
-            execution_id=call.kept_under,
+            execution_id=call.kept_for.fact if call.kept_for is not None else call.execution_id,
             ask=said.ask.SerializeToString(deterministic=True),
             state=(told[0] if told is not None else None) if for_consent else said.state,
             answer=told[1] if told is not None else b"",
@@ -174,7 +186,7 @@ class Pauses:
                 return
             paused = self._opened(found, call, said)
             call.go_on_from(Resumption(paused.pause, said.answer, paused.ticket_digest))
-            self._pipeline.pass_gates(call, _resumed_start(paused, start), self._pipeline.loop.time())
+            self._pipeline.pass_gates(call, resumed_start(paused, start), self._pipeline.loop.time())
         except StoreUnavailable:
             _log.exception("a ticket could not be looked up")
             call.refused(unreachable().failure)
@@ -213,7 +225,7 @@ class Pauses:
         except Refusal as refusal:
             call.refused(refusal.failure)
         finally:
-            await self.settled(call)
+            await self.conclude(call)
             call.deliver()
 
     async def claim(self, call: "Call") -> None:
@@ -233,7 +245,7 @@ class Pauses:
         resumption.is_claimed = True
         self._pipeline.counters.add("resumed_calls")
 
-    async def settled(self, call: "Call") -> None:
+    async def conclude(self, call: "Call") -> None:
         """A call that resumed by a ticket is about to have its outcome: its tool was invoked, or the ticket is free."""
         resumption = call.resumption
         if resumption is None or resumption.ticket_digest is None or not resumption.is_claimed:
@@ -242,6 +254,7 @@ class Pauses:
             return
         try:
             if call.attempts:
+                self._leave(resumption.ticket_digest)
                 await self._store.finish(resumption.ticket_digest)
             else:
                 await self._store.release(resumption.ticket_digest)
@@ -259,6 +272,8 @@ class Pauses:
         """
         for paused in await self._store.recover():
             self._end(paused, "lost")
+        for ticket_digest, owner, run_id, session_id in await self._store.busy():
+            self._hold(ticket_digest, lasting_scopes(owner, run_id, session_id))
         self._next_expiry = await self._store.next_expiry()
 
     async def keep_tidy(self) -> None:
@@ -275,28 +290,44 @@ class Pauses:
                 _log.exception("paused calls could not be looked through")
                 self._next_expiry = self._clock() + _LONGEST_WAIT
 
-    async def end(self, owner: Owner, *, run_id: str | None = None, session_id: str | None = None) -> int:
-        """Ends the paused calls of a run or a session: their tickets open nothing any more. Answers how many.
-
-        :raises StoreUnavailable: if the store cannot be reached.
-        """
-        ended = await self._store.end(owner, run_id=run_id, session_id=session_id)
+    async def _end_scope(self, key: ScopeKey) -> int:
+        """Ends the paused calls of a run or a session: their tickets open nothing any more. Answers how many."""
+        try:
+            ended = await self._store.end(
+                key.owner,
+                run_id=key.fact if key.kind == _RUN else None,
+                session_id=key.fact if key.kind == _SESSION else None,
+            )
+        except StoreUnavailable:
+            _log.exception("the paused calls of a scope that ends could not be taken away; they expire")
+            self._pipeline.counters.add("unrecorded_pauses")
+            return 0
         for paused in ended:
             self._end(paused, "scope_ended")
         return len(ended)
 
-    async def settle(self) -> None:
+    async def settled(self) -> None:
         """Waits until all that is being recorded is recorded."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    def inner_ended(self, _pauses: Iterable[Pause]) -> None:
-        """A call is over that had made these, and did not pause itself."""
-
     def _end(self, paused: PausedCall, why: str) -> None:
-        self._pipeline.counters.add(f"{why}_pauses")
-        self.told(why, paused)
-        self.ended(paused)
+        """A paused call is over."""
+        self._leave(paused.ticket_digest)
+        if why != "expired" or not paused.is_used:
+            self._pipeline.counters.add(f"{why}_pauses")
+            self.told(why, paused)
+            self._pipeline.teardowns.end_paused(paused.owner, paused.pause)
+
+    def _hold(self, ticket_digest: bytes, keys: list[ScopeKey]) -> None:
+        if keys:
+            self._pipeline.teardowns.hold(keys)
+            self._held[ticket_digest] = keys
+
+    def _leave(self, ticket_digest: bytes) -> None:
+        keys = self._held.pop(ticket_digest, None)
+        if keys is not None:
+            self._pipeline.teardowns.leave(keys)
 
     async def _drop(self, paused: PausedCall) -> None:
         try:
@@ -325,24 +356,6 @@ class Pauses:
         task.add_done_callback(self._tasks.discard)
 
 
-def inner_resumption(outer: "Call", start: Start) -> Resumption | Ask | None:
-    """How a call that a tool makes goes on from one that paused before the outer one did.
-
-    The `Ask` of one that the answer was not for: it still waits. `None`: nothing of the kind has paused.
-    """
-    kept, resumption = outer.paused_inner, outer.resumption
-    if not kept or resumption is None:
-        return None
-    digest = digest_of_arguments(start.arguments if start.HasField("arguments") else NO_ARGUMENTS)
-    for inner in kept:
-        if inner.tool == start.tool and inner.digest == digest and inner in resumption.pause.inner:
-            if inner is not resumption.answered:
-                return Ask.FromString(inner.ask)
-            kept.remove(inner)
-            return Resumption(inner, resumption.answer)
-    return None
-
-
 def invalid() -> Refusal:
     """The one answer to every ticket that opens nothing."""
     return Refusal(
@@ -368,47 +381,6 @@ def _too_many(most: int, effects: Any) -> Any:
         f"The subject has {most:,} paused calls, which is the most; resume or end some of them.",
         effects,
     )
-
-
-def _start_of(call: "Call") -> Start:
-    """What a call may be run by again: what its caller said of it."""
-    assert call.invocation is not None  # noqa: S101  # it is there until the call has its outcome
-    invoke = call.invocation.invoke
-    context = invoke.context
-    start = Start(tool=call.tool_name, arguments=invoke.arguments, tool_call_id=call.tool_call_id)
-    if context.iteration:
-        start.iteration = context.iteration
-    if context.HasField("identity"):
-        start.identity.CopyFrom(context.identity)
-    for name in ("run_id", "session_id", "parent_anchor"):
-        if context.HasField(name):
-            setattr(start, name, getattr(context, name))
-    if context.HasField("trace"):
-        start.trace.CopyFrom(context.trace)
-    for name in ("timeout", "idle_timeout", "human_timeout"):
-        seconds = getattr(call, name)
-        if seconds is not None and seconds > 0:
-            set_seconds(getattr(start, name), seconds)
-    return start
-
-
-def _resumed_start(paused: PausedCall, given: Start) -> Start:
-    """The paused call's own `Start`, with the times, the trace and the key of the one that resumes it."""
-    start = Start.FromString(paused.start)
-    for name in _OF_THE_RESUME:
-        if given.HasField(name):
-            getattr(start, name).CopyFrom(getattr(given, name))
-    if given.HasField("idempotency_key"):
-        start.idempotency_key = given.idempotency_key
-    if given.HasField("parent_anchor"):
-        start.parent_anchor = given.parent_anchor
-    if given.iteration:
-        start.iteration = given.iteration
-    return start
-
-
-def _nothing(_paused: PausedCall) -> None:
-    pass
 
 
 def _untold(_why: str, _paused: PausedCall) -> None:

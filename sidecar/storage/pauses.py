@@ -26,9 +26,7 @@ _EVICT = f"""
 """  # noqa: S608  # a number of this file
 _CLAIM = f"UPDATE paused_call SET state = ? WHERE ticket_digest = ? AND state = {_OPEN}"  # noqa: S608  # likewise
 _RELEASE = f"UPDATE paused_call SET state = {_OPEN} WHERE ticket_digest = ?"  # noqa: S608  # likewise
-_FINISH = (
-    f"DELETE FROM paused_call WHERE ticket_digest = ? AND state <> {_USED}"  # noqa: S608  # likewise
-)
+_FINISH = f"DELETE FROM paused_call WHERE ticket_digest = ? AND state <> {_USED}"  # noqa: S608  # likewise
 _EXPIRE = f"""
     SELECT {_COLUMNS} FROM paused_call WHERE expires_at <= ? AND state <> {_CLAIMED} ORDER BY expires_at LIMIT ?
 """  # noqa: S608  # likewise

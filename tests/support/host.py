@@ -205,6 +205,8 @@ class MemoryHost:
         for peer in self._peers:
             await peer.aclose()
         await self.pipeline.idle()
+        self.pipeline.teardowns.close()
+        await self.pipeline.teardowns.settled()
         await self.credentials.aclose()
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
