@@ -58,8 +58,6 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
                 setattr(context.trace, field.name, value)
     if call.idle_timeout is not None:
         set_seconds(context.idle_timeout, call.idle_timeout)
-    if call.resumption is not None:
-        call.resumption.tell(context)
     return frame
 
 

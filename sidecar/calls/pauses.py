@@ -186,7 +186,9 @@ class Pauses:
                 return
             paused = self._opened(found, call, said)
             call.go_on_from(Resumption(paused.pause, said.answer, paused.ticket_digest))
-            self._pipeline.pass_gates(call, resumed_start(paused, start), self._pipeline.loop.time())
+            again = resumed_start(paused, start)
+            call.tool_call_id = again.tool_call_id
+            self._pipeline.pass_gates(call, again, self._pipeline.loop.time())
         except StoreUnavailable:
             _log.exception("a ticket could not be looked up")
             call.refused(unreachable().failure)

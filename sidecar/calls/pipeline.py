@@ -316,6 +316,8 @@ class Pipeline:
         if call.run_id or call.session_id:
             self.teardowns.enter(call)
         call.invocation = invocation(start, call, arguments, identity, self.teardowns.secret)
+        if call.resumption is not None:
+            call.resumption.tell(call.invocation.invoke.context)
         if self.has_artifacts:
             call.invocation.invoke.context.has_artifacts = True
         if call.span is not None:

@@ -157,8 +157,8 @@ def _asked(frame: Frame, tool: Tool, redact: Callable[[str], str]) -> Frame:
         return failed(
             failure(
                 FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
-                f"{tool.name} paused with {len(paused.state):,} bytes of state, and {PAUSE_STATE_BYTES:,} are the most: "
-                "have it keep an artifact.",
+                f"{tool.name} paused with {len(paused.state):,} bytes of state, and {PAUSE_STATE_BYTES:,} "
+                "are the most; have it keep an artifact.",
                 effects_of_attempt(tool),
             )
         )
