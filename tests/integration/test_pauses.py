@@ -7,7 +7,6 @@ import pytest
 
 from sidecar._gen.pillion.v1.call_pb2 import ResumeTicket
 from sidecar._gen.pillion.v1.context_pb2 import Identity, Resume, TeardownScope, Trace
-from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Ask, FailureKind, Paused, SideEffects
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
@@ -24,7 +23,7 @@ TOO_LARGE = FailureKind.FAILURE_KIND_RESULT_TOO_LARGE
 TIMEOUT = FailureKind.FAILURE_KIND_TIMEOUT
 UNAVAILABLE = FailureKind.FAILURE_KIND_UNAVAILABLE
 NONE, POSSIBLE = SideEffects.SIDE_EFFECTS_NONE, SideEffects.SIDE_EFFECTS_POSSIBLE
-DAY = 24 * 3_600.0
+LIFE = 600.0
 
 
 @everywhere
@@ -177,15 +176,17 @@ async def test_times_and_trace_are_those_of_the_resume(host: Host) -> None:
     assert run.context.trace == newer
 
 
-async def test_a_ticket_expires_and_its_call_ends(memory_host: MemoryHost) -> None:
+async def test_a_ticket_expires_and_its_call_ends(start_host: StartHost) -> None:
+    memory_host = await start_host(calls=CallLimits(pause_lifetime=LIFE))
+    assert isinstance(memory_host, MemoryHost)
     worker, caller = await attach(memory_host), await memory_host.caller()
     ticket = (await paused(worker, caller, session_id="s")).ticket
     other = (await paused(worker, caller)).ticket
-    await asyncio.sleep(DAY / 2)
+    await asyncio.sleep(LIFE / 2)
     call = await resume(caller, other)
     await worker.send(pause((await worker.next_invoke()).call))
     later = (await caller.outcome(call)).paused.ticket
-    await asyncio.sleep(DAY / 2 + 1)
+    await asyncio.sleep(LIFE / 2 + 1)
     assert (await caller.outcome(await resume(caller, ticket, session_id="s"))).failure.kind == TICKET_INVALID
     assert memory_host.counts.snapshot()["expired_pauses"] == 1
     assert list(memory_host.pause_store.paused) == [digest_of(later)]
@@ -214,7 +215,9 @@ async def test_what_a_call_keeps_for_its_end_lasts_until_the_end_of_its_last_pau
     assert (await caller.outcome(call)).HasField("result")
 
 
-async def test_what_a_call_keeps_for_its_end_fires_when_its_ticket_expires(memory_host: MemoryHost) -> None:
+async def test_what_a_call_keeps_for_its_end_fires_when_its_ticket_expires(start_host: StartHost) -> None:
+    memory_host = await start_host(calls=CallLimits(pause_lifetime=LIFE))
+    assert isinstance(memory_host, MemoryHost)
     worker, caller = await attach(memory_host), await memory_host.caller()
     call = await caller.start()
     run = await worker.next_invoke()
@@ -222,7 +225,7 @@ async def test_what_a_call_keeps_for_its_end_fires_when_its_ticket_expires(memor
     registration = (await worker.register(run.call, kept)).teardown.registration_id
     await worker.send(pause(run.call))
     await caller.outcome(call)
-    await asyncio.sleep(DAY + 1)
+    await asyncio.sleep(LIFE + 1)
     assert fired(worker) == [registration]
 
 

@@ -28,7 +28,9 @@ def resuming(ticket: str, answer: Any = None) -> ResumeTicket:
     return ResumeTicket(ticket=ticket, answer=None if answer is None else text(answer))
 
 
-async def paused(worker: WorkerPeer, caller: CallerPeer, name: str = "echo", arguments: Any = None, **facts: Any) -> Paused:
+async def paused(
+    worker: WorkerPeer, caller: CallerPeer, name: str = "echo", arguments: Any = None, **facts: Any
+) -> Paused:
     """Runs a call that pauses; answers what its caller gets."""
     state = facts.pop("state", None)
     call = await caller.start(name, arguments, **facts)
