@@ -124,20 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     call.add_argument("--principal", metavar="NAME", help="whom the call is for")
     call.add_argument("--quiet", action="store_true", help="show no progress")
 
-    resume = _add(commands, "resume", "resume", "answer a call that paused, and see it to its end as `call` does")
-    _add_caller(resume)
-    resume.add_argument(
-        "ticket",
-        nargs="?",
-        help="its ticket; without it stdin has it, alone or as `call` wrote it, where no other user can see it",
-    )
-    resume.add_argument("--answer", metavar="JSON", help="the answer; without it none is given")
-    resume.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take from now")
-    resume.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
-    resume.add_argument("--key", metavar="KEY", help="an idempotency key: the same answer is given once")
-    resume.add_argument("--tenant", metavar="NAME", help="the tenant that the call is for")
-    resume.add_argument("--principal", metavar="NAME", help="whom the call is for")
-    resume.add_argument("--quiet", action="store_true", help="show no progress")
+    _add_resume(commands)
 
     calls = _add(commands, "operate", "calls", "list the calls that run now")
     calls.set_defaults(action="calls")
@@ -178,6 +165,23 @@ def _parser() -> argparse.ArgumentParser:
 
     _add(commands, "version", "version", "print the version")
     return parser
+
+
+def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    resume = _add(commands, "resume", "resume", "answer a call that paused, and see it to its end as `call` does")
+    _add_caller(resume)
+    resume.add_argument(
+        "ticket",
+        nargs="?",
+        help="its ticket; without it stdin has it, alone or as `call` wrote it, where no other user can see it",
+    )
+    resume.add_argument("--answer", metavar="JSON", help="the answer; without it none is given")
+    resume.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take from now")
+    resume.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
+    resume.add_argument("--key", metavar="KEY", help="an idempotency key: the same answer is given once")
+    resume.add_argument("--tenant", metavar="NAME", help="the tenant that the call is for")
+    resume.add_argument("--principal", metavar="NAME", help="whom the call is for")
+    resume.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _add(
