@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
 from sidecar.calls.outcome import cut
@@ -60,11 +60,21 @@ class Firing:
         """What an instance that was lost has not run, or not said so, as claimed. It is the caller's from now on."""
         return list(self._open.pop(instance_id, {}).values())
 
-    async def fire(self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType") -> int:
-        """Fires registrations, newest first as they come; answers of how many it is not known that they ran well."""
+    def fire(
+        self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType"
+    ) -> Coroutine[Any, Any, int]:
+        """Fires registrations, newest first as they come; answers of how many it is not known that they ran well.
+
+        They are open from now on, whenever that is waited for, which it has to be.
+        """
         claims = [Claimed(registration, reason) for registration in registrations]
         for claimed in claims:
             self._open.setdefault(claimed.registration.instance_id, {})[claimed.registration.id] = claimed
+        return self._fire(registrations, reason, claims)
+
+    async def _fire(
+        self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType", claims: Sequence[Claimed]
+    ) -> int:
         is_recorded = await self._record(registrations, reason)
         over: list[Registration] = []
         running: dict[asyncio.Future[str | None], Claimed] = {}

@@ -63,14 +63,10 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
     )
 
 
-def honoured(call: "Call") -> "list[TeardownScope.ValueType]":
-    """The scopes that the call's tool may register for."""
-    scopes = [_CALL, _SHUTDOWN]
-    if call.run_id:
-        scopes.append(_RUN)
-    if call.session_id:
-        scopes.append(_SESSION)
-    return scopes
+def _honoured(call: "Call") -> str:
+    """The scopes that the call's tool may register for, in words."""
+    *others, last = map(scope_name, (_CALL, _SHUTDOWN, *(key.kind for key in call.lasting_scopes())))
+    return f"{', '.join(others)} or {last}"
 
 
 def _wrong_with(asked: RegisterTeardown, limits: ScopeLimits) -> str | None:
@@ -87,28 +83,27 @@ def _wrong_with(asked: RegisterTeardown, limits: ScopeLimits) -> str | None:
         return f"The arguments of a cleanup call have at most {limits.cleanup_arguments:,} bytes."
     if cleanup.HasField("arguments"):
         try:
-            parse(cleanup.arguments)
+            if not isinstance(parse(cleanup.arguments), dict):
+                return "The arguments of a cleanup call are one JSON object."
         except JsonRefused as reason:
             return f"The arguments of a cleanup call are not JSON as it is taken here: {reason}"
     return None
 
 
 def _unsupported(number: int, call: "Call") -> Frame:
-    words = ", ".join(map(scope_name, honoured(call)))
     return refused(
         number,
         ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_SCOPE_UNSUPPORTED,
-        f"The registration names no scope that is honoured here; name one of: {words}.",
+        f"The registration names no scope that is honoured in this call; name {_honoured(call)}.",
     )
 
 
 def _fact_missing(number: int, call: "Call", kind: "TeardownScope.ValueType") -> Frame:
-    words = " or ".join(map(scope_name, honoured(call)))
     return refused(
         number,
         ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_FACT_MISSING,
         f"The caller named no {_FACTS[kind]} for this call, which the scope {scope_name(kind)} needs; register for "
-        f"{words}, or have the caller name one.",
+        f"{_honoured(call)}, or have the caller name one.",
     )
 
 

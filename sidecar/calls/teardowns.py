@@ -349,7 +349,7 @@ class Teardowns:
         owed = self.firing.take_open(instance_id)
         kept = {one.id: one for one in self.registry.kept_by(instance_id) if one.id not in self._adding}
         by_reason: dict[TeardownReason.ValueType, list[Registration]] = {}
-        for one in reversed(owed):
+        for one in owed:
             if one.registration.id in still:
                 by_reason.setdefault(one.reason, []).append(one.registration)
             else:
