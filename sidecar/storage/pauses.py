@@ -10,8 +10,8 @@ from sidecar.scope import Owner
 from sidecar.storage.database import Database
 
 _MOST_PAUSED = 1_024
-_OPEN, _CLAIMED, _USED = 0, 1, 2
-"""Where a row stands. A used one was claimed, and is remembered for its idempotency key."""
+_OPEN, _CLAIMED, _CLAIMED_BY_KEY, _USED = range(4)
+"""Where a row stands. One that is claimed by a call with an idempotency key is remembered as a used one."""
 # Used ones give way to others, so that they keep nobody from pausing.
 _SWEPT = 16
 
@@ -26,14 +26,20 @@ _EVICT = f"""
 """  # noqa: S608  # a number of this file
 _CLAIM = f"UPDATE paused_call SET state = ? WHERE ticket_digest = ? AND state = {_OPEN}"  # noqa: S608  # likewise
 _RELEASE = f"UPDATE paused_call SET state = {_OPEN} WHERE ticket_digest = ?"  # noqa: S608  # likewise
-_FINISH = f"DELETE FROM paused_call WHERE ticket_digest = ? AND state <> {_USED}"  # noqa: S608  # likewise
+_USE = f"""
+    UPDATE paused_call SET state = {_USED} WHERE ticket_digest = ? AND state = {_CLAIMED_BY_KEY}
+"""  # noqa: S608  # likewise
+_FORGET = f"DELETE FROM paused_call WHERE ticket_digest = ? AND state <> {_USED}"  # noqa: S608  # likewise
 _EXPIRE = f"""
-    SELECT {_COLUMNS} FROM paused_call WHERE expires_at <= ? AND state <> {_CLAIMED} ORDER BY expires_at LIMIT ?
+    SELECT {_COLUMNS} FROM paused_call WHERE expires_at <= ? AND state IN ({_OPEN}, {_USED})
+    ORDER BY expires_at LIMIT ?
 """  # noqa: S608  # likewise
 _DELETE = "DELETE FROM paused_call WHERE ticket_digest = ?"
-_NEXT = f"SELECT min(expires_at) FROM paused_call WHERE state <> {_CLAIMED}"  # noqa: S608  # likewise
+_NEXT = f"SELECT min(expires_at) FROM paused_call WHERE state IN ({_OPEN}, {_USED})"  # noqa: S608  # likewise
 _OF_SCOPE = f"SELECT {_COLUMNS} FROM paused_call WHERE tenant = ? AND subject = ? AND "  # noqa: S608  # likewise
-_LOST = f"SELECT {_COLUMNS} FROM paused_call WHERE state = ?"  # noqa: S608  # likewise
+_LOST = f"""
+    SELECT {_COLUMNS} FROM paused_call WHERE state IN ({_CLAIMED}, {_CLAIMED_BY_KEY}) ORDER BY id
+"""  # noqa: S608  # likewise
 _BUSY = f"""
     SELECT ticket_digest, tenant, subject, run_id, session_id FROM paused_call
     WHERE state = {_OPEN} AND (run_id IS NOT NULL OR session_id IS NOT NULL)
@@ -75,7 +81,7 @@ class SqlitePauseStore:
             if instead_of is not None:
                 if not is_claimed and connection.execute(_CLAIM, (_CLAIMED, instead_of)).rowcount != 1:
                     return False
-                connection.execute(_FINISH, (instead_of,))
+                _finish(connection, instead_of)
             (number,) = connection.execute(_COUNT, owner).fetchone()
             excess = number + 1 - self._most_paused
             if excess > 0 and connection.execute(_EVICT, (*owner, max(excess, _SWEPT))).rowcount < excess:
@@ -102,7 +108,7 @@ class SqlitePauseStore:
 
         :raises StoreUnavailable: if the database cannot store it.
         """
-        state = _USED if remember else _CLAIMED
+        state = _CLAIMED_BY_KEY if remember else _CLAIMED
 
         def operation(connection: sqlite3.Connection) -> bool:
             return connection.execute(_CLAIM, (state, ticket_digest)).rowcount == 1
@@ -121,7 +127,7 @@ class SqlitePauseStore:
 
         :raises StoreUnavailable: if the database cannot store it.
         """
-        await self._database.write(lambda connection: connection.execute(_FINISH, (ticket_digest,)).close())
+        await self._database.write(lambda connection: _finish(connection, ticket_digest))
 
     async def expire(self, now: float, most: int) -> list[PausedCall]:
         """Takes away those whose time is up, at most so many; answers all of them, used ones too.
@@ -169,8 +175,9 @@ class SqlitePauseStore:
         """
 
         def operation(connection: sqlite3.Connection) -> list[Any]:
-            rows = connection.execute(_LOST, (_CLAIMED,)).fetchall()
-            connection.executemany(_DELETE, [(row[0],) for row in rows])
+            rows = connection.execute(_LOST).fetchall()
+            for row in rows:
+                _finish(connection, row[0])
             return rows
 
         return [_read(row) for row in await self._database.write(operation)]
@@ -188,6 +195,11 @@ class SqlitePauseStore:
             (digest, _owner_of(tenant, subject), run_id, session_id)
             for digest, tenant, subject, run_id, session_id in await self._database.read(operation)
         ]
+
+
+def _finish(connection: sqlite3.Connection, ticket_digest: bytes) -> None:
+    connection.execute(_USE, (ticket_digest,))
+    connection.execute(_FORGET, (ticket_digest,))
 
 
 def _owner(owner: Owner) -> tuple[str, str]:
