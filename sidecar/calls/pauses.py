@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
@@ -124,7 +125,7 @@ class Pauses:
             is_kept = await asyncio.shield(keeping)
         except asyncio.CancelledError:
             # The call has its outcome by now, and nobody the ticket.
-            keeping.add_done_callback(lambda _: self._spawn(self._drop(paused)))
+            keeping.add_done_callback(partial(self._kept_in_vain, paused))
             raise
         except PausesFull:
             return failed(_too_many(self._pipeline.limits.paused_per_subject, effects))
@@ -330,6 +331,10 @@ class Pauses:
         keys = self._held.pop(ticket_digest, None)
         if keys is not None:
             self._pipeline.teardowns.leave(keys)
+
+    def _kept_in_vain(self, paused: PausedCall, keeping: asyncio.Future[bool]) -> None:
+        if keeping.exception() is None:
+            self._spawn(self._drop(paused))
 
     async def _drop(self, paused: PausedCall) -> None:
         try:

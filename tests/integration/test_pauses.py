@@ -12,6 +12,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import Ask, FailureKind, Paused, SideEf
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.tickets import digest_of
+from sidecar.scope import Principal
 from tests.support import READ, Host, MemoryHost, StartHost, attach, everywhere, quiet, tool
 from tests.support.pausing import pause, paused, resume, resuming, told
 
@@ -55,7 +56,7 @@ async def test_a_call_pauses_and_goes_on_with_the_answer(host: Host) -> None:
 
 
 @everywhere
-async def test_a_ticket_is_good_once(host: Host) -> None:
+async def test_guarantee_09_a_ticket_is_good_for_one_run(host: Host) -> None:
     worker, caller = await attach(host), await host.caller()
     ticket = (await paused(worker, caller)).ticket
     first = await resume(caller, ticket)
@@ -71,7 +72,7 @@ async def test_a_ticket_is_good_once(host: Host) -> None:
 
 
 @everywhere
-async def test_of_two_that_resume_at_once_one_does(host: Host) -> None:
+async def test_guarantee_09_of_those_that_resume_at_once_one_runs_its_tool(host: Host) -> None:
     worker, caller = await attach(host), await host.caller()
     ticket = (await paused(worker, caller)).ticket
     calls = [caller.starting("", resume=resuming(ticket)) for _ in range(8)]
@@ -140,7 +141,9 @@ async def test_a_resume_that_never_reaches_its_tool_leaves_the_ticket_good(start
     ],
     ids=str,
 )
-async def test_a_resume_that_says_other_than_its_ticket_opens_nothing(host: Host, given: dict[str, Any]) -> None:
+async def test_guarantee_08_a_ticket_opens_nothing_for_who_says_other_than_it_is_for(
+    host: Host, given: dict[str, Any]
+) -> None:
     worker, caller = await attach(host, tool("echo"), tool("read")), await host.caller()
     facts = {"identity": Identity(tenant="acme", principal="ann", conversation_id="c"), "session_id": "s"}
     ticket = (await paused(worker, caller, "echo", {"n": 1}, **facts)).ticket
@@ -382,3 +385,69 @@ async def test_a_cancel_while_a_call_is_resumed_ends_it_and_uses_its_ticket_up(m
     assert (await caller.outcome(await resume(caller, ticket))).failure.kind == TICKET_INVALID
     await quiet()
     assert not memory_host.pause_store.paused
+
+
+async def test_guarantee_08_a_ticket_opens_nothing_for_another_caller(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host), await memory_host.caller()
+    ann = Identity(tenant="acme", principal="ann")
+    ticket = (await paused(worker, caller, identity=ann, idempotency_key="k")).ticket
+    mine = memory_host.principal
+    memory_host.principal = Principal("anyone", authenticated=False)
+    thief = await memory_host.caller()
+    for key in (None, "k"):
+        stolen = await thief.outcome(await resume(thief, ticket, identity=ann, idempotency_key=key))
+        wrong = await thief.outcome(await resume(thief, ticket[:-1], identity=ann, idempotency_key=key))
+        assert stolen.failure.kind == TICKET_INVALID
+        assert stolen == wrong
+    memory_host.principal = mine
+    await resume(caller, ticket, identity=ann)
+    await worker.next_invoke()
+    assert len(worker.invoked) == 2
+
+
+async def test_guarantee_02_a_pause_that_is_not_recorded_in_time_is_one_outcome(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host), await memory_host.caller()
+    store, stuck = memory_host.pause_store, asyncio.Event()
+    keep = store.keep
+
+    async def keeps_late(*given: Any, **named: Any) -> bool:
+        await stuck.wait()
+        return await keep(*given, **named)
+
+    store.keep = keeps_late  # type: ignore[method-assign]
+    call = await caller.start(session_id="s")
+    run = await worker.next_invoke()
+    began = memory_host.pipeline.loop.time()
+    await worker.send(pause(run.call))
+    await caller.cancel(call)
+    outcome = await caller.outcome(call)
+    assert (outcome.failure.kind, outcome.failure.side_effects) == (INTERNAL, POSSIBLE)
+    assert memory_host.pipeline.loop.time() - began == pytest.approx(5.0, abs=0.1)
+    stuck.set()
+    await quiet()
+    assert caller.outcomes(call) == [outcome]
+    # Nobody has its ticket, so nothing is kept for it.
+    assert not store.paused
+    assert len(memory_host.pipeline.teardowns.registry) == 0
+
+
+async def test_guarantee_02_a_resume_whose_claim_hangs_is_one_outcome(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host), await memory_host.caller()
+    ticket = (await paused(worker, caller)).ticket
+    store, stuck = memory_host.pause_store, asyncio.Event()
+    claim = store.claim
+
+    async def claims_late(ticket_digest: bytes, *, remember: bool) -> bool:
+        await stuck.wait()
+        return await claim(ticket_digest, remember=remember)
+
+    store.claim = claims_late  # type: ignore[method-assign]
+    call = await resume(caller, ticket, timeout=3.0)
+    assert (await caller.outcome(call)).failure.kind == TIMEOUT
+    stuck.set()
+    await quiet()
+    assert len(caller.outcomes(call)) == 1
+    # It came to nothing, so the ticket is good.
+    await resume(caller, ticket)
+    await worker.next_invoke()
+    assert len(worker.invoked) == 2
