@@ -5,12 +5,14 @@ from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
 from sidecar.storage.idempotency import SqliteIdempotencyStore
 from sidecar.storage.pauses import SqlitePauseStore
 from sidecar.storage.refusals import StoreRefused
+from sidecar.storage.teardowns import SqliteTeardownStore
 
 __all__ = (
     "Database",
     "DatabaseStatistics",
     "SqliteIdempotencyStore",
     "SqlitePauseStore",
+    "SqliteTeardownStore",
     "StoreBusy",
     "StoreRefused",
     "StoreUnavailable",

@@ -8,6 +8,7 @@ from sidecar.calls.paused import Pause, PausedCall
 from sidecar.calls.ports import PausesFull
 from sidecar.scope import Owner
 from sidecar.storage.database import Database
+from sidecar.storage.owners import owner_of, stored
 
 _MOST_PAUSED = 1_024
 _OPEN, _CLAIMED, _CLAIMED_BY_KEY, _USED = range(4)
@@ -45,8 +46,6 @@ _BUSY = f"""
     WHERE state = {_OPEN} AND (run_id IS NOT NULL OR session_id IS NOT NULL)
 """  # noqa: S608  # likewise
 
-_TENANT = "tenant:"
-
 
 class SqlitePauseStore:
     """Keeps paused calls. A tenant's subject has at most `most_paused` of them.
@@ -64,7 +63,7 @@ class SqlitePauseStore:
         :raises PausesFull: if its subject has too many.
         :raises StoreUnavailable: if the database cannot store it.
         """
-        owner = _owner(paused.owner)
+        owner = stored(paused.owner)
         row = (
             paused.ticket_digest,
             paused.caller,
@@ -162,7 +161,7 @@ class SqlitePauseStore:
         name, fact = ("run_id", run_id) if run_id is not None else ("session_id", session_id)
 
         def operation(connection: sqlite3.Connection) -> list[Any]:
-            rows = connection.execute(f"{_OF_SCOPE}{name} = ?", (*_owner(owner), fact)).fetchall()
+            rows = connection.execute(f"{_OF_SCOPE}{name} = ?", (*stored(owner), fact)).fetchall()
             connection.executemany(_DELETE, [(row[0],) for row in rows])
             return [row for row in rows if row[-1] == _OPEN]
 
@@ -192,7 +191,7 @@ class SqlitePauseStore:
             return connection.execute(_BUSY).fetchall()
 
         return [
-            (digest, _owner_of(tenant, subject), run_id, session_id)
+            (digest, owner_of(tenant, subject), run_id, session_id)
             for digest, tenant, subject, run_id, session_id in await self._database.read(operation)
         ]
 
@@ -202,21 +201,12 @@ def _finish(connection: sqlite3.Connection, ticket_digest: bytes) -> None:
     connection.execute(_FORGET, (ticket_digest,))
 
 
-def _owner(owner: Owner) -> tuple[str, str]:
-    """Tenant and subject as they are stored: no tenant is another text than every tenant."""
-    return ("none" if owner.tenant is None else _TENANT + owner.tenant, owner.subject)
-
-
-def _owner_of(tenant: str, subject: str) -> Owner:
-    return Owner(tenant.removeprefix(_TENANT) if tenant.startswith(_TENANT) else None, subject)
-
-
 def _read(row: Any) -> PausedCall:
     digest, caller, tenant, subject, run_id, session_id, start, pause, expires_at, state = row
     return PausedCall(
         digest,
         caller,
-        _owner_of(tenant, subject),
+        owner_of(tenant, subject),
         run_id,
         session_id,
         start,
