@@ -11,6 +11,13 @@ And a tool that wants an artifact, and puts another::
 artifacts = pillion.testing.Artifacts()
 chart = await pillion.testing.call(draw, {"data": artifacts.add(b"a,b\n1,2\n", kind="csv")}, artifacts=artifacts)
 meta, png = artifacts[chart]
+
+And a tool that pauses for an answer::
+
+try:
+    await pillion.testing.call(transfer, {"amount": 5})
+except pillion.Pause as pause:
+    assert await pillion.testing.call(transfer, {"amount": 5}, resume=pause, answer=True) == "done"
 """
 
 from pillion._worker.rehearsal import Answers, Rehearsal, call
