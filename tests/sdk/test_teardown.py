@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -27,15 +28,15 @@ class Kept:
         self.go_on = asyncio.Event()
         self.block = threading.Event()
         self.cleanups: dict[str, Callable[[str], Callable[[pillion.TeardownReason], object]]] = {
-            "async": lambda name: self._asynchronous(name),
+            "async": self._asynchronous,
             "plain": lambda name: lambda reason: self._tell(name, reason),
-            "awaits": lambda name: lambda reason: self._asynchronous(name)(reason),
+            "awaits": lambda name: partial(self._plainly, self._asynchronous(name)),
             "fails": lambda name: lambda reason: self._fail(name, reason),
             "exits": lambda name: lambda reason: self._exit(name, reason),
-            "waits": lambda name: self._waiting(name),
-            "stays": lambda name: self._staying(name),
+            "waits": self._waiting,
+            "stays": self._staying,
             "blocks": lambda name: lambda reason: self._block(name, reason),
-            "asks": lambda name: self._asking(name),
+            "asks": self._asking,
         }
 
     async def reasons(self, number: int = 1) -> list[str]:
@@ -52,7 +53,7 @@ class Kept:
             kind: str = "async",
             name: str = "a",
             scope: str = "RUN",
-            cleanup_call: bool = False,  # noqa: FBT001, FBT002  # tools are called by name
+            cleanup_call: bool = False,
         ) -> list[Any]:
             registration = await ctx.on_teardown(
                 self._cleanup(kind, name, ctx),
@@ -74,6 +75,10 @@ class Kept:
             self._tell(name, reason)
 
         return clean
+
+    @staticmethod
+    def _plainly(clean: Callable[[pillion.TeardownReason], object], reason: pillion.TeardownReason) -> object:
+        return clean(reason)
 
     def _waiting(self, name: str) -> Callable[[pillion.TeardownReason], Awaitable[None]]:
         async def clean(reason: pillion.TeardownReason) -> None:
