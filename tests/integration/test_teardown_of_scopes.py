@@ -205,8 +205,7 @@ async def test_idle_scopes_fire_and_busy_ones_do_not(start_host: StartHost) -> N
     assert (fired.registration_id, fired.reason) == (of_run, TeardownReason.TEARDOWN_REASON_IDLE)
     assert loop.time() - begun == pytest.approx(60, abs=0.5)
     await worker.torn_down(of_run)
-    fired = [await worker.next_teardown() for _ in range(2)]
-    assert [one.registration_id for one in fired] == [touched, idle]
+    assert [(await worker.next_teardown()).registration_id for _ in range(2)] == [touched, idle]
     assert loop.time() - begun == pytest.approx(100, abs=0.5)
     await asyncio.sleep(300)
     await worker.result(run)
