@@ -19,6 +19,7 @@ from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from pillion._wire.channel import Transport
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, write_credential
+from pillion._worker.pause import Pause, resumption_of
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries
 from pillion._worker.shelf import Artifacts
@@ -262,6 +263,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     caller_principal: str | None = None,
     parent_anchor: str | None = None,
     trace: Trace | None = None,
+    resume: Pause | None = None,
+    answer: Any = None,
     context: context_pb2.ToolContext | None = None,
 ) -> Any:
     """Calls a tool without a sidecar, and answers the value that its caller would get.
@@ -270,7 +273,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     refused here. What the tool raises comes out as it is. `rehearsal` records what it did; `answers` says what the
     sidecar answers, without which everything is refused as unsupported. `credentials` are those that it could issue, by
     service: the tool has those that it needs, and may ask for all of them. `artifacts` is the store that the tool has,
-    where its references are looked up too; without it there is none. `context` has further fields of the message. A
+    where its references are looked up too; without it there is none. `resume` is the `Pause` that an
+    earlier call of the tool raised, and `answer` the answer to it. `context` has further fields of the message. A
     `ToolResult` is answered as it is.
 
     :raises CredentialUnavailable: if the tool needs a credential that is not among them.
@@ -301,6 +305,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
             if getattr(trace, name) is not None:
                 setattr(message.trace, name, getattr(trace, name))
     _open_scopes(message)
+    if resume is not None:
+        message.resume.CopyFrom(resumption_of(resume, answer))
     if credentials is not None:
         message.has_credentials = bool(credentials)
         _push(tool, credentials, message)
