@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -347,21 +348,42 @@ async def test_a_cleanup_that_ended_while_the_stream_was_lost_is_told_of_when_or
     assert kept.ran.empty()
 
 
+async def kept_three(stream: Stream, window: float) -> None:
+    """A worker that keeps three cleanups, the second of which has a cleanup call."""
+    await stream.welcome(window=window)
+    for number, name in enumerate("abc", 1):
+        await register(stream, number, name=name, cleanup_call=name == "b")
+
+
 async def test_past_the_window_a_worker_cleans_up_by_itself_but_for_what_has_a_cleanup_call(
+    listener: WorkerListener, hosting: Hosting, kept: Kept, tmp_path: Path
+) -> None:
+    hosting(kept.tool())
+    await kept_three(await listener.stream(), 0.05)
+    await listener.stop()
+    assert await kept.reasons(2) == ["c WORKER_LOST", "a WORKER_LOST"]
+    later = WorkerListener(tmp_path / "w.sock")
+    await later.start()
+    stream = await later.stream()
+    assert list((await stream.welcome()).reattach.registrations) == ["reg_2"]
+    await stream.send(order("reg_2"))
+    assert await done(stream) == {"reg_2": ""}
+    assert await kept.reasons() == ["b RUN_END"]
+    await later.stop()
+
+
+async def test_a_hello_that_is_not_answered_within_the_window_is_taken_back(
     listener: WorkerListener, hosting: Hosting, kept: Kept
 ) -> None:
     hosting(kept.tool())
     stream = await listener.stream()
-    await stream.welcome(window=0.05)
-    for number, name in enumerate("abc", 1):
-        await register(stream, number, name=name, cleanup_call=name == "b")
+    await kept_three(stream, 2)
     stream.end(grpc.StatusCode.UNAVAILABLE)
+    silent = await listener.stream()
+    assert len((await silent.next("worker_hello")).worker_hello.reattach.registrations) == 3
     assert await kept.reasons(2) == ["c WORKER_LOST", "a WORKER_LOST"]
-    again = await listener.stream()
-    assert list((await again.welcome()).reattach.registrations) == ["reg_2"]
-    await again.send(order("reg_2"))
-    assert await done(again) == {"reg_2": ""}
-    assert await kept.reasons() == ["b RUN_END"]
+    stream = await listener.stream()
+    assert list((await stream.welcome()).reattach.registrations) == ["reg_2"]
 
 
 async def test_within_the_window_nothing_runs_by_itself(listener: WorkerListener, stream: Stream, kept: Kept) -> None:

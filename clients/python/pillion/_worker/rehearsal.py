@@ -295,15 +295,9 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     )
     set_seconds(message.remaining, timeout)
     if identity is not None:
-        message.identity.SetInParent()
-        for name in ("tenant", "principal", "conversation_id"):
-            if getattr(identity, name) is not None:
-                setattr(message.identity, name, getattr(identity, name))
+        _set_named(message.identity, identity, ("tenant", "principal", "conversation_id"))
     if trace is not None:
-        message.trace.SetInParent()
-        for name in ("traceparent", "tracestate", "baggage"):
-            if getattr(trace, name) is not None:
-                setattr(message.trace, name, getattr(trace, name))
+        _set_named(message.trace, trace, ("traceparent", "tracestate", "baggage"))
     _open_scopes(message)
     if resume is not None:
         message.resume.CopyFrom(resumption_of(resume, answer))
@@ -311,15 +305,22 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
         message.has_credentials = bool(credentials)
         _push(tool, credentials, message)
     if context is not None:
-        if context.HasField("teardown_scopes"):
-            message.ClearField("teardown_scopes")
         message.MergeFrom(context)
+        if context.HasField("teardown_scopes"):
+            message.teardown_scopes.CopyFrom(context.teardown_scopes)
     if answers is None and credentials is not None:
         answers = _issuing(credentials)
     rehearsal = rehearsal or Rehearsal()
     if artifacts is not None:
         rehearsal.artifacts = artifacts
     return await rehearsal.run(tool, arguments, message, answers)
+
+
+def _set_named(message: Any, facts: object, names: tuple[str, ...]) -> None:
+    message.SetInParent()
+    for name in names:
+        if (value := getattr(facts, name)) is not None:
+            setattr(message, name, value)
 
 
 async def _clean(cleanup: Cleanup, reason: TeardownReason) -> None:
