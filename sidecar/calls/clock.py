@@ -97,9 +97,10 @@ class CallClock(CallFacts, ABC):
         """A time of the call may have come."""
 
     def keep_alive(self) -> None:
-        """A call that its tool waits for reports, so the tool is not idle."""
-        if self.idle_timeout is not None:
-            self._progressed_at = self._pipeline.loop.time()
+        """A call that its tool waits for reports, so the tool is not idle, nor is any that waits for it in turn."""
+        self._progressed_at = self._pipeline.loop.time()
+        if self.parent is not None:
+            self.parent.keep_alive()
 
     def ask_people(self) -> None:
         """Somebody is about to be asked: until all have answered, the call's clocks stand still."""
