@@ -1,4 +1,4 @@
-"""A call whose tool calls a tool, and so on, until the innermost asks the caller: with every step in the test's hands."""
+"""A call whose tool calls a tool, and so on, until the innermost asks the caller: each step is the test's to take."""
 
 import gc
 from typing import Any
