@@ -18,6 +18,13 @@ BURST: Final = "burst"
 """Reports progress as fast as it is taken, a number of times."""
 HOLD: Final = "hold"
 """Reports progress once, then waits for a cancel."""
+NEST: Final = "nest"
+"""Has `echo` run, so many times at once and for a time, and returns what each of those runs cost a process."""
+ASK: Final = "ask"
+"""Asks its caller a number of times, one after the other, and returns how long an answer took."""
+
+ASKED: Final = "bench/ask"
+"""The method that `ask` asks for."""
 
 SERVICE: Final = "bench"
 """What `signed` needs a credential for."""

@@ -11,7 +11,7 @@ import grpc.aio
 
 from bench import tools
 from bench.bare.load import Load
-from bench.bare.streams import CANCEL, HELLO, Stream, start
+from bench.bare.streams import ANSWERING, CANCEL, HELLO, Stream, start
 from bench.control import Answer, Window, quantile, run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
 
@@ -93,6 +93,22 @@ class Caller:
         took = took[calls // 10 :]
         return {"p50_ms": quantile(took, 0.5) * 1e3, "p99_ms": quantile(took, 0.99) * 1e3}
 
+    async def run(self, *, tool: str, arguments: dict[str, Any]) -> Answer:
+        """One call, and what it returned."""
+        return await self._returned(Stream(self._channel), tool, arguments)
+
+    async def asked(self, *, count: int) -> Answer:
+        """One call that asks its caller `count` times, on a stream that answers at once."""
+        stream = Stream(self._channel)
+        await stream.write(ANSWERING)
+        return await self._returned(stream, tools.ASK, {"count": count})
+
+    async def _returned(self, stream: Stream, tool: str, arguments: dict[str, Any]) -> Answer:
+        await stream.write(stream.open_many(start(tool, arguments), 1))
+        answer: Answer = await stream.returned()
+        await stream.close()
+        return answer
+
     async def cancels(self, *, calls: int) -> Answer:
         """Cancels `calls` held calls, one at a time, and says when each cancel was sent."""
         stream, template = Stream(self._channel), start(tools.HOLD)
@@ -158,6 +174,8 @@ async def main(target: str) -> None:
                     "streams": caller.streams,
                     "latency": caller.latency,
                     "paced": load.paced,
+                    "run": caller.run,
+                    "asked": caller.asked,
                     "cancels": caller.cancels,
                     "hold": caller.hold,
                     "idle": caller.idle,

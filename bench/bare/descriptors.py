@@ -17,6 +17,8 @@ _PROPERTIES: dict[str, dict[str, Any]] = {
     tools.FLOOD: {"per_second": {"type": "integer"}},
     tools.BURST: {"count": {"type": "integer"}},
     tools.HOLD: {},
+    tools.NEST: {"width": {"type": "integer"}, "seconds": {"type": "number"}, "watch": {"type": "integer"}},
+    tools.ASK: {"count": {"type": "integer"}},
 }
 
 

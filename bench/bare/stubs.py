@@ -9,6 +9,7 @@ from sidecar._gen.pillion.v1.call_pb2 import CallerHello, Start
 from sidecar._gen.pillion.v1.context_pb2 import CANCEL_REASON_CALLER
 from sidecar._gen.pillion.v1.execute_pb2 import ExecuteRequest, ExecuteResponse
 from sidecar._gen.pillion.v1.frame_pb2 import Frame, Pong
+from sidecar._gen.pillion.v1.outbound_pb2 import CallerAnswer, CallerAsk, OutboundRequest, Reply, ToolsCall
 from sidecar._gen.pillion.v1.outcome_pb2 import FAILURE_KIND_CANCELLED, Failure, Outcome, Result
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
 from sidecar._gen.pillion.v1.worker_pb2 import Cancel, Goodbye, Progress, WorkerHello
@@ -23,6 +24,8 @@ __all__ = (
     "FAILURE_KIND_CANCELLED",
     "AttachRequest",
     "AttachResponse",
+    "CallerAnswer",
+    "CallerAsk",
     "CallerHello",
     "Cancel",
     "ExecuteRequest",
@@ -30,11 +33,14 @@ __all__ = (
     "Failure",
     "Frame",
     "Goodbye",
+    "OutboundRequest",
     "Outcome",
     "Pong",
     "Progress",
+    "Reply",
     "Result",
     "Start",
     "ToolDescriptor",
+    "ToolsCall",
     "WorkerHello",
 )

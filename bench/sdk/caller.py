@@ -66,6 +66,21 @@ class Caller:
         took = took[calls // 10 :]
         return {"p50_ms": quantile(took, 0.5) * 1e3, "p99_ms": quantile(took, 0.99) * 1e3}
 
+    async def run(self, *, tool: str, arguments: dict[str, Any]) -> Answer:
+        """One call, and what it returned."""
+        answer: Answer = await self._host.call(tool, arguments)
+        return answer
+
+    async def asked(self, *, count: int) -> Answer:
+        """One call that asks its caller `count` times, on a connection of its own that answers at once."""
+
+        async def echo(question: pillion.Question) -> Any:
+            return question.params
+
+        async with pillion.connect(self._target, can_answer={tools.ASKED: echo}) as host:
+            answer: Answer = await host.call(tools.ASK, {"count": count})
+            return answer
+
     async def cancels(self, *, calls: int) -> Answer:
         """Cancels `calls` held calls, one at a time, and says when each cancel was sent."""
         sent: list[float] = []
@@ -121,6 +136,8 @@ async def main(target: str) -> None:
                     "closed": caller.closed,
                     "latency": caller.latency,
                     "paced": load.paced,
+                    "run": caller.run,
+                    "asked": caller.asked,
                     "cancels": caller.cancels,
                     "hold": caller.hold,
                     "idle": caller.idle,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pillion
 from bench import tools
-from bench.control import Answer, run, serve
+from bench.control import Answer, Window, quantile, run, serve
 
 REPORTS_A_TURN = 16
 """What `burst` reports before others get the event loop: half of what is kept where nobody takes it."""
@@ -77,6 +77,34 @@ class Tools:
             self._sent_in_bursts = number
             if not number % REPORTS_A_TURN:
                 await asyncio.sleep(0)
+
+    async def nest(self, width: int, seconds: float, watch: int, ctx: pillion.ToolContext) -> dict[str, Any]:
+        """Has `echo` run, `width` times at once: a fifth of `seconds` to warm up, and `seconds` that are measured."""
+        running, done = True, 0
+
+        async def loop() -> None:
+            nonlocal done
+            while running:
+                await ctx.tools.call(tools.ECHO, tools.ARGUMENTS)
+                done += 1
+
+        loops = [asyncio.ensure_future(loop()) for _ in range(width)]
+        await asyncio.sleep(seconds / 5)
+        window, before = Window(watch), done
+        await asyncio.sleep(seconds)
+        answer = window.close(done - before)
+        running = False
+        await asyncio.gather(*loops)
+        return answer
+
+    async def ask(self, count: int, ctx: pillion.ToolContext) -> dict[str, float]:
+        """Asks its caller `count` times, one after the other; a tenth is warm-up."""
+        took = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            await ctx.caller.request(tools.ASKED, tools.ARGUMENTS)
+            took.append(time.perf_counter() - begin)
+        return {"p50_ms": quantile(took[count // 10 :], 0.5) * 1e3}
 
     def named(self, name: str) -> pillion.Tool[..., Any]:
         """The tool of this name. It declares no output schema, as those of the baselines do not."""
