@@ -29,6 +29,7 @@ from sidecar.places import private_places
 from sidecar.reporting import reporting
 from sidecar.scope import Principal
 from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.tearing import tearing_down
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
 from sidecar.wire.streams import Streams
@@ -78,6 +79,7 @@ class Sidecar:
             limits.calls,
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
+            scopes=limits.scopes,
         )
         self._keeping = Keeping(settings, self._database, self._pipeline, counters)
         self._redactor = Redactor()
@@ -115,6 +117,7 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
+                    tearing_down(settings, self._pipeline, self._events, redact),
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
@@ -175,6 +178,7 @@ class Sidecar:
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
+        await pipeline.teardowns.end_all()
         self._supervisor.drain()
         with anyio.move_on_after(_GOODBYE_GRACE):
             await self._catalogue.drain()

@@ -1,11 +1,8 @@
 """The audit log, as the settings have it."""
 
 import asyncio
-import os
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from sidecar.audit.calls import CallAudit
 from sidecar.audit.chain import Key
@@ -14,10 +11,9 @@ from sidecar.audit.log import AuditLog, AuditRefused, Places
 from sidecar.audit.names import names_by
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
-from sidecar.private_files import private_bytes
+from sidecar.private_files import make_key, private_bytes
 
 _KEY_BYTES = 32
-_PRIVATE = 0o600
 
 
 def audit_places(settings: Settings) -> Places:
@@ -34,7 +30,7 @@ def audit_key(settings: Settings, *, make: bool) -> Key:
     named = settings.audit.key_file
     path = named or settings.state_dir / "audit.key"
     if named is None and make:
-        _make_key(path)
+        make_key(path, "The audit key")
     key = private_bytes(path, "The audit key").strip()
     if len(key) < _KEY_BYTES:
         raise ConfigRefused(
@@ -42,20 +38,6 @@ def audit_key(settings: Settings, *, make: bool) -> Key:
             f"with: head -c 32 /dev/urandom | base64 > {path}"
         )
     return Key(key)
-
-
-def _make_key(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise ConfigRefused(f"The audit key, {path}, cannot be made: {error.strerror}.") from None
-    try:
-        os.write(descriptor, secrets.token_hex(_KEY_BYTES).encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @asynccontextmanager

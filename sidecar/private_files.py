@@ -1,6 +1,7 @@
 """Files with secrets in them, which nobody else may read, and files that are believed, which nobody else may change."""
 
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from sidecar.config import ConfigRefused
 
 _LARGEST = 1024 * 1024
 _LEAST_TOKEN = 16
+KEY_BYTES = 32
+"""What a key of `make_key` has."""
+_PRIVATE = 0o600
 _ROOT = 0
 _GROUP_AND_OTHERS = 0o077
 _READ_BY_GROUP = 0o040
@@ -25,6 +29,24 @@ def private_bytes(path: Path, what: str) -> bytes:
     if not _is_private(state):
         raise ConfigRefused(f"{what}, {path}, can be read or changed by other users; close it with: chmod 600 {path}")
     return data
+
+
+def make_key(path: Path, what: str) -> None:
+    """Makes a private file with a random key, synced, unless it is there: 64 hexadecimal digits and a line's end.
+
+    :raises ConfigRefused: if it cannot be made.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise ConfigRefused(f"{what}, {path}, cannot be made: {error.strerror}.") from None
+    try:
+        os.write(descriptor, secrets.token_hex(KEY_BYTES).encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def trusted_bytes(path: Path, what: str) -> bytes:

@@ -20,6 +20,7 @@ from sidecar.credentials.settings import Granted
 from sidecar.doors.address import is_loopback
 from sidecar.jwt_section import Jwt
 from sidecar.mistakes import OF_KEYS, not_a_setting
+from sidecar.scope import ScopeLimits
 from sidecar.telemetry.logs import Format, Level
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
@@ -244,6 +245,8 @@ class Limits(BaseModel):
     """Of workers."""
     artifacts: Annotated[ArtifactLimits, _only_known(ArtifactLimits)] = ArtifactLimits()
     """Of artifacts."""
+    scopes: Annotated[ScopeLimits, _only_known(ScopeLimits)] = ScopeLimits()
+    """Of runs and sessions, and of what tools keep for their ends."""
 
 
 class Artifacts(BaseModel):

@@ -8,6 +8,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from sidecar.artifacts import ArtifactLimits
+from sidecar.scope import ScopeLimits
 from tests.support import (
     SETS,
     CallLimits,
@@ -70,12 +71,13 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
     """Starts sidecars on the test's transport; ends them, and fails if they leave a task behind."""
     hosts: list[Host] = []
 
-    async def start(
+    async def start(  # noqa: PLR0913  # settings, all by name
         *,
         calls: CallLimits | None = None,
         wire: WireLimits | None = None,
         workers: WorkerLimits | None = None,
         artifacts: ArtifactLimits | None = None,
+        scopes: ScopeLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
         credentials: str = "",
         granted: Mapping[str, tuple[str, ...]] | None = None,
@@ -89,6 +91,7 @@ async def start_host(transport: str, tmp_path: Path) -> AsyncIterator[StartHost]
             artifacts or ArtifactLimits(),
             credentials,
             granted or {},
+            scopes or ScopeLimits(),
             keeps_artifacts,
         )
         if transport == "memory":

@@ -5,12 +5,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownReason
 from sidecar._gen.pillion.v1.worker_pb2 import RefusedTool
 from sidecar.audit.chain import quoted
 from sidecar.audit.log import AuditLog
 from sidecar.audit.names import Names
+from sidecar.calls.firing import reason_name, scope_name
+from sidecar.calls.ports import EndedScope
 from sidecar.credentials.facade import CredentialEvent
-from sidecar.scope import Principal
+from sidecar.scope import UNTIL_THE_STOP, Owner, Principal, Registration, ScopeKey
 
 _MOST_NAMED = 16
 _MOST_A_CALL = 16
@@ -83,6 +86,53 @@ class EventAudit:
     def reloaded(self, workers: int, changed: Collection[str]) -> None:
         """Other settings are in force."""
         self._add("reloaded", {"workers": workers, "changed": sorted(changed)})
+
+    def fired(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        """A cleanup ran, and well."""
+        self._teardown("fired", registration, {"reason": reason_name(reason)})
+
+    def failed(self, registration: Registration, reason: "TeardownReason.ValueType", how: str) -> None:
+        """A cleanup failed, or what became of it is not known."""
+        self._teardown("failed", registration, {"reason": reason_name(reason), "how": how})
+
+    def lost(self, registration: Registration) -> None:
+        """The instance that kept a cleanup is gone for good, and the cleanup with it."""
+        self._teardown("lost", registration, {"reason": "worker-lost"})
+
+    def scope_ended(self, key: ScopeKey, by: Principal, ended: EndedScope) -> None:
+        """Somebody ended a run or session."""
+        self._add(
+            "scope_ended",
+            {
+                "scope": scope_name(key.kind),
+                "fired": ended.fired,
+                "failed": ended.failed,
+                "cancelled": ended.cancelled,
+                **self._of(key.owner),
+                **self._by(by),
+            },
+        )
+
+    def _teardown(self, what: str, registration: Registration, facts: Mapping[str, Any]) -> None:
+        key = registration.key
+        self._add(
+            "teardown",
+            {
+                "what": what,
+                "scope": scope_name(key.kind),
+                "tool": self._redact(registration.address.tool),
+                "worker": registration.worker,
+                "instance": registration.instance_id,
+                "registration": registration.id,
+                **({} if key == UNTIL_THE_STOP else self._of(key.owner)),
+                **facts,
+            },
+        )
+
+    def _of(self, owner: Owner) -> Mapping[str, str]:
+        tenant, subject = owner
+        told = {"subject": self._names("subject", subject)}
+        return told if tenant is None else {**told, "tenant": self._names("tenant", tenant)}
 
     def _number_of(self, event: CredentialEvent) -> int:
         address = (event.execution or "", event.what)

@@ -12,7 +12,7 @@ from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls import causes, joining
 from sidecar.calls.clock import CallClock
 from sidecar.calls.context import renew
-from sidecar.calls.outbound import OutboundRequests, answer_teardown, harmless
+from sidecar.calls.outbound import OutboundRequests, harmless
 from sidecar.calls.outcome import NONE, failed
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _UNSAFE = Effects.EFFECTS_UNSAFE
 _LEAST_TIME = 1e-9
+_RECORDING = 0.1
+"""The part of `teardown_grace` that is left to record an outcome when a cleanup takes all the rest."""
 _CALLER = CancelReason.CANCEL_REASON_CALLER
 _PARENT = CancelReason.CANCEL_REASON_PARENT
 _OF_ONE_CALLER = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
@@ -53,6 +55,7 @@ class Call(CallClock):
         "_endings",
         "_looked_only",
         "_requests",
+        "_tears_down",
         "admitted",
         "inner",
         "joined",
@@ -99,6 +102,8 @@ class Call(CallClock):
         self._endings: list[Callable[[], object]] | None = None
         self._looked_only = True
         self._requests: OutboundRequests | None = None
+        self._tears_down = False
+        """Whether its outcome waits for the cleanups of its own scope."""
 
     @property
     def done(self) -> bool:
@@ -254,7 +259,15 @@ class Call(CallClock):
     def registering(self, frame: Frame) -> None:
         """The tool registers a teardown."""
         self._looked_only = False
-        self.reply(answer_teardown(frame.register_teardown))
+        if self._requests is None:
+            self._requests = OutboundRequests(self, self._pipeline)
+        self._requests.register(frame.register_teardown)
+
+    def registered(self, frame: Frame) -> None:
+        """Tells the caller that a teardown stands."""
+        if not self.started_sent:
+            self._send_started()
+        self.sink.send(frame)
 
     def ended(self, frame: Frame) -> None:
         """The tool ended: its slot is free. Unless the end was decided before, this is the outcome."""
@@ -328,6 +341,8 @@ class Call(CallClock):
         self._decide(causes.cancelled(CancelReason.CANCEL_REASON_PARENT, self.effects_so_far()), _PARENT)
         if self.state is _CANCELLING:
             self._give_up()
+        if self._tears_down:
+            self._torn_down()
 
     def due(self, now: float) -> None:
         """A time of the call may have come."""
@@ -385,7 +400,10 @@ class Call(CallClock):
         self.settle(failed(reason))
 
     def settle(self, frame: Frame) -> None:
-        """Ends the call with an outcome frame: records it where there is a key, then sends it."""
+        """Ends the call with an outcome frame: tears down its scope, records it where there is a key, then sends it.
+
+        A call that pauses is not over, and what is kept for its end stays.
+        """
         if self.outcome is not None or self.state is _DONE:
             self._pipeline.counters.add("late_outcomes")
             return
@@ -393,11 +411,13 @@ class Call(CallClock):
             self.worker_set.withdraw(self)
         self.invocation = None
         self.outcome = frame
-        if self.settlement is None:
-            self.deliver()
-            return
-        self._begin_settling()
-        self.settlement.set_result(frame)
+        if self.kept_for is not None:
+            if frame.outcome.HasField("paused"):
+                self._pipeline.teardowns.pause_call(self)
+            elif (tearing_down := self._pipeline.teardowns.end_call(self)) is not None:
+                self._tear_down(tearing_down)
+                return
+        self._conclude(frame)
 
     def deliver(self) -> None:
         """Sends the outcome, if there is one that was not sent."""
@@ -464,7 +484,9 @@ class Call(CallClock):
         """What follows the tool's end took too long: the outcome goes out without it."""
         if self.outcome is None and self.tool is not None:
             self.settle(failed(causes.not_placed(self.tool)))
-        if not self.done:
+        if self._tears_down:
+            self._torn_down()
+        elif not self.done:
             self._pipeline.counters.add("unrecorded_outcomes")
             self.deliver()
 
@@ -507,6 +529,32 @@ class Call(CallClock):
 
         task.add_done_callback(placed)
 
+    def _tear_down(self, tearing_down: "asyncio.Task[int]") -> None:
+        """Waits for the cleanups of its scope, at most what is left of `teardown_grace`; they go on without it."""
+        self._tears_down = True
+        self._begin_settling()
+        if self.settlement is not None:
+            self._extend_settling(-self._pipeline.limits.teardown_grace * _RECORDING)
+        tearing_down.add_done_callback(self._torn_down)
+
+    def _torn_down(self, _task: object = None) -> None:
+        """Its scope is torn down, or is not waited for any more."""
+        frame = self.outcome
+        if not self._tears_down or frame is None:
+            return
+        self._tears_down = False
+        if self.settlement is not None:
+            self._extend_settling(self._pipeline.limits.teardown_grace * _RECORDING)
+        self._conclude(frame)
+
+    def _conclude(self, frame: Frame) -> None:
+        """Sends the outcome; where there is a key, once it is recorded."""
+        if self.settlement is None:
+            self.deliver()
+            return
+        self._begin_settling()
+        self.settlement.set_result(frame)
+
     def _begin_settling(self) -> None:
         """From now on, what follows the tool's end has `teardown_grace` in all."""
         if self.state is _SETTLING:
@@ -515,6 +563,10 @@ class Call(CallClock):
         self.state = _SETTLING
         self._until = now + self._pipeline.limits.teardown_grace
         self._pipeline.clocks.set(self, self._until, now)
+
+    def _extend_settling(self, seconds: float) -> None:
+        self._until += seconds
+        self._pipeline.clocks.set(self, self._until, self._pipeline.loop.time())
 
     def _end(self) -> None:
         endings, self._endings = self._endings, None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
-from sidecar._gen.pillion.v1.context_pb2 import Identity, ToolContext
+from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownScope, ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.scope import Principal
 
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 _TRACE_BYTES = {"traceparent": 64, "tracestate": 512, "baggage": 8_192}
 _ANCHOR_BYTES = 1_024
 _CALLERS = 1_024
+_ALWAYS = (TeardownScope.TEARDOWN_SCOPE_CALL, TeardownScope.TEARDOWN_SCOPE_SHUTDOWN)
+"""The teardown scopes that need nothing of the caller's."""
 _has = Start.HasField
 
 LONGEST = 315_576_000_000
 """The most seconds that a duration has, by its definition. One of more is taken for this one: as good as for ever."""
 
 
-def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity | None) -> Frame:
+def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity | None, secret: bytes) -> Frame:
     """The `Invoke` of a decoded call, whole but for what changes with each attempt: see `renew`.
 
-    Optional fields are set exactly where the caller named them. Nothing of the `Start` is kept alive.
+    `secret` is what digests of teardown keys are made with. Optional fields are set exactly where the caller named
+    them. Nothing of the `Start` is kept alive.
     """
     frame = Frame()
     invoke = frame.invoke
@@ -43,6 +46,10 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
     if identity is not None:
         _name_subject(context, identity)
     context.MergeFromString(_of_caller(call.caller.principal, call.caller.answerable, call.levels))
+    if call.run_id or call.session_id:
+        for key in call.lasting_scopes():
+            context.teardown_scopes.scopes.append(key.kind)
+            context.session_keys.add(scope=key.kind, digest=key.digest(secret))
     if _has(start, "parent_anchor"):
         _carry_anchor(context, start.parent_anchor, call)
     if _has(start, "trace"):
@@ -65,8 +72,7 @@ def _of_caller(principal: Principal, answerable: frozenset[str] | None, levels: 
         context.answerable.methods.extend(sorted(answerable))
     if levels:
         context.tools.remaining_depth = levels
-    # Present and empty: teardown scopes are part of the protocol, and none is honoured here.
-    context.teardown_scopes.SetInParent()
+    context.teardown_scopes.scopes.extend(_ALWAYS)
     return context.SerializeToString()
 
 

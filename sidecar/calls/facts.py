@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.calls.ports import Caller, Sink
 from sidecar.calls.tool import Tool
-from sidecar.scope import Scope
+from sidecar.scope import Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -26,6 +27,7 @@ class CallFacts:
         "idle_timeout",
         "instance_id",
         "invocation",
+        "kept_for",
         "key",
         "levels",
         "parent",
@@ -84,6 +86,20 @@ class CallFacts:
         """The caller's anchor, if it is carried."""
         self.instance_id: str | None = None
         """The newest instance that ran it."""
+        self.kept_for: ScopeKey | None = None
+        """Its own teardown scope, once its tool has registered something for it."""
+
+    def lasting_scopes(self) -> list[ScopeKey]:
+        """The run and the session that it is in, where the caller named them."""
+        scope = self.scope
+        if scope is None:
+            return []
+        keys = []
+        if self.run_id:
+            keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_RUN, scope.owner, self.run_id))
+        if self.session_id:
+            keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_SESSION, scope.owner, self.session_id))
+        return keys
 
     def ancestors(self) -> "Iterator[Call]":
         """The calls that wait for it, from the one that made it outwards."""

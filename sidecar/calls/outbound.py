@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -46,11 +47,27 @@ class OutboundRequests:
     def ask(self, request: OutboundRequest) -> None:
         """Answers a request, now or when its answer is there."""
         kind = request.WhichOneof("request")
-        number = request.request_id
         responder = self._pipeline.responders.get(kind) if kind is not None else None
         if responder is None:
             self._reply(unsupported(request))
             return
+        patience = None if kind in _TIMED else self._patience(request)
+        late = _LATE.get(kind or "", _OVERLOADED)
+        self._answer(request.request_id, partial(responder, self._call, request), patience, late)
+
+    def register(self, registration: RegisterTeardown) -> None:
+        """Answers a registration likewise."""
+        register = partial(self._pipeline.teardowns.register, self._call, registration)
+        self._answer(registration.request_id, register, max(self._call.remaining, 0.0), _OVERLOADED)
+
+    def _answer(
+        self,
+        number: int,
+        respond: Callable[[], Frame | Coroutine[Any, Any, Frame]],
+        patience: float | None,
+        late: "ReplyErrorCode.ValueType",
+    ) -> None:
+        """Answers what has a number; where that takes longer than `patience`, in seconds, with the code for `late`."""
         if not number or number in self._open:
             what = "A request needs an id that is not 0" if not number else "A request of this id is still open"
             self._reply(refused(number, _INVALID, f"{what}; number them from 1."))
@@ -67,14 +84,14 @@ class OutboundRequests:
             )
             return
         try:
-            answer = responder(self._call, request)
+            answer = respond()
         except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
             self._reply(self._failed(number, error))
             return
         if isinstance(answer, Frame):
             self._reply(answer)
             return
-        task = self._pipeline.loop.create_task(self._wait(request, answer, _LATE.get(kind or "", _OVERLOADED)))
+        task = self._pipeline.loop.create_task(self._wait(number, answer, patience, late))
         self._open[number] = task
         task.add_done_callback(lambda _: self._settled(number, answer))
 
@@ -91,10 +108,13 @@ class OutboundRequests:
             task.cancel()
 
     async def _wait(
-        self, request: OutboundRequest, answer: Coroutine[Any, Any, Frame], late: "ReplyErrorCode.ValueType"
+        self,
+        number: int,
+        answer: Coroutine[Any, Any, Frame],
+        patience: float | None,
+        late: "ReplyErrorCode.ValueType",
     ) -> None:
-        number = request.request_id
-        limit = asyncio.timeout(None if request.WhichOneof("request") in _TIMED else self._patience(request))
+        limit = asyncio.timeout(patience)
         try:
             async with limit:
                 reply = await answer
@@ -166,15 +186,6 @@ def unsupported(request: OutboundRequest) -> Frame:
         request.request_id,
         ReplyErrorCode.REPLY_ERROR_CODE_UNSUPPORTED,
         f"This sidecar does not answer {asked}; the context says what it does.",
-    )
-
-
-def answer_teardown(registration: RegisterTeardown) -> Frame:
-    """The reply to a registration."""
-    return refused(
-        registration.request_id,
-        ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_SCOPE_UNSUPPORTED,
-        "No teardown scope is honoured in this call; the context lists those that are.",
     )
 
 

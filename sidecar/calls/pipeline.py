@@ -36,10 +36,11 @@ from sidecar.calls.ports import (
 )
 from sidecar.calls.request import decode, usable_id
 from sidecar.calls.strict_json import parse
+from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
 from sidecar.calls.watch import Watch, Watcher
 from sidecar.policy import Policy
-from sidecar.scope import Principal, Scope, scope_of
+from sidecar.scope import Principal, Scope, ScopeLimits, scope_of
 from sidecar.telemetry import Counters, Durations
 from sidecar.telemetry.spans import Ended, Tracer
 from sidecar.wire.limits import MIB
@@ -70,6 +71,7 @@ class Pipeline:
         counters: Counters,
         *,
         max_frame_bytes: int = MIB,
+        scopes: ScopeLimits | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = limits
@@ -106,6 +108,8 @@ class Pipeline:
         """The worker sets that there are credentials for: their tools are told so."""
         self.redact: Callable[[str], str] | None = None
         """Takes secrets out of texts; `None`: there are none."""
+        self.teardowns = catalogue.teardowns = Teardowns(self, catalogue, scopes or ScopeLimits())
+        """What tools keep for the ends of scopes."""
         self.draining = False
         """Whether new calls are refused because the sidecar stops."""
         self._catalogue = catalogue
@@ -278,7 +282,9 @@ class Pipeline:
         if tool is None and expected is None:
             raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
         self._check_policy(principal, scope, name)
-        call.invocation = invocation(start, call, arguments, identity)
+        if call.run_id or call.session_id:
+            self.teardowns.enter(call)
+        call.invocation = invocation(start, call, arguments, identity, self.teardowns.secret)
         if self.has_artifacts:
             call.invocation.invoke.context.has_artifacts = True
         if call.span is not None:

@@ -1,17 +1,19 @@
 """What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import Principal, Scope
+from sidecar.scope import Principal, Registration, Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.questions import Question
+    from sidecar.calls.teardowns import Teardowns
     from sidecar.calls.tool import Tool
 
 
@@ -149,11 +151,46 @@ class Snapshot:
     """By name, in order of names."""
 
 
-class Catalogue(Protocol):
+class Keeper(Protocol):
+    """An instance that keeps cleanups, while its stream is open."""
+
+    def fire(
+        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
+    ) -> "asyncio.Future[str | None]":
+        """Has it run a cleanup; the answer is what went wrong, or `None`.
+
+        An instance that is lost meanwhile fails with `KeeperLost`. A cancelled future is waited for no more.
+        """
+        ...
+
+
+class KeeperLost(Exception):
+    """The instance went away before it said what became of a cleanup."""
+
+
+class Keepers(Protocol):
+    """The instances that keep cleanups."""
+
+    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
+        """The instance, if its stream is open."""
+        ...
+
+    def may_return(self, worker: str, instance_id: str) -> bool:
+        """Whether an instance whose stream is not open may still come back."""
+        ...
+
+    def relieved(self, worker: str, instance_id: str) -> None:
+        """An instance keeps less than it did, and has run what it was to."""
+        ...
+
+
+class Catalogue(Keepers, Protocol):
     """The tools there are now."""
 
     snapshot: Snapshot
     """The current ones. To be read, not set."""
+    teardowns: "Teardowns | None"
+    """Who is told of instances that keep cleanups. Set by the pipeline."""
 
     def expected(self, name: str) -> WorkerSet | None:
         """The worker set that is configured to bring a tool of this name, which is not there yet."""
@@ -254,3 +291,54 @@ class IdempotencyStore(Protocol):
     async def free(self, scope: Scope, tool: str, key: str) -> None:
         """Forgets a key whose request had no effect."""
         ...
+
+
+class RegistrationStore(Protocol):
+    """Keeps the registrations of runs, of sessions and of what lasts until the sidecar stops, also after its end.
+
+    What is called earlier is done earlier, whether its caller waits for it or not: of a registration that is added and
+    removed at once nothing is left. Each method raises `StoreUnavailable` if the store cannot answer.
+    """
+
+    async def add(self, registration: Registration) -> None:
+        """Keeps a registration. Synced on return: only then is it acknowledged."""
+        ...
+
+    async def claim(self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
+        """Records that they are about to fire, and why. Synced on return: only then do they."""
+        ...
+
+    async def remove(self, registrations: Sequence[Registration]) -> None:
+        """Forgets registrations whose cleanup is done, or of which was reported. Unknown ones are passed over."""
+        ...
+
+
+class TeardownReports(Protocol):
+    """Who is told what became of cleanups and scopes. Nothing here may raise."""
+
+    def fired(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        """A cleanup ran, and well."""
+        ...
+
+    def failed(self, registration: Registration, reason: "TeardownReason.ValueType", how: str) -> None:
+        """A cleanup failed, or what became of it is not known; `how` is one of a few words."""
+        ...
+
+    def lost(self, registration: Registration) -> None:
+        """The instance that kept a cleanup is gone for good, and the cleanup with it."""
+        ...
+
+    def scope_ended(self, key: ScopeKey, by: Principal, ended: "EndedScope") -> None:
+        """Somebody ended a run or session that there was."""
+        ...
+
+
+class EndedScope(NamedTuple):
+    """What the end of a scope came to."""
+
+    fired: int = 0
+    """How many cleanups were to run."""
+    failed: int = 0
+    """Of how many it is not known that they did, and well."""
+    cancelled: int = 0
+    """How many calls were cancelled."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from sidecar.cli.artifact_arguments import add_artifacts
 from sidecar.cli.console import CannotSay, finish, tell
 from sidecar.cli.credential_arguments import add_credentials
+from sidecar.cli.scope_arguments import add_scope
 
 USAGE = 2
 """The exit code where the command or the settings cannot be used as they are."""
@@ -135,6 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     cancel.set_defaults(action="cancel")
     _add_caller(cancel)
     cancel.add_argument("execution", help="its execution id, as `pillion calls` shows it")
+
+    what = "end a session: cancel its calls, and run what is kept for its end"
+    add_scope(_add(commands, "operate", "end-session", what), "session", _add_caller)
+    add_scope(_add(commands, "operate", "end-run", "end a run likewise"), "run", _add_caller)
 
     ready = _add(commands, "operate", "wait-ready", "wait until the sidecar serves, and the named workers are attached")
     ready.set_defaults(action="wait_ready")

@@ -1,4 +1,4 @@
-"""`pillion calls`, `cancel`, `wait-ready` and `shutdown`."""
+"""`pillion calls`, `cancel`, `end-session`, `end-run`, `wait-ready` and `shutdown`."""
 
 import argparse
 import asyncio
@@ -8,11 +8,13 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
+    AdminServiceEndScopeRequest,
     CancelCallRequest,
     ListCallsRequest,
     ShutdownRequest,
 )
 from sidecar._gen.pillion.v1.admin_pb2_grpc import AdminServiceStub
+from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar.calls.context import set_seconds
 from sidecar.cli.channel import Action, Way, with_channel
 from sidecar.cli.console import say, tell
@@ -31,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     actions: dict[str, Action] = {
         "calls": _calls,
         "cancel": _cancel,
+        "end_scope": _end_scope,
         "wait_ready": _wait_ready,
         "shutdown": _shutdown,
     }
@@ -67,6 +70,23 @@ async def _cancel(options: argparse.Namespace, way: Way) -> int:
     answer = await AdminServiceStub(way.channel).CancelCall(request, timeout=_ANSWER_SECONDS, metadata=way.metadata)
     tell("It was asked to stop." if answer.found else "No such call is running; `pillion calls` lists those that are.")
     return 0 if answer.found else 1
+
+
+async def _end_scope(options: argparse.Namespace, way: Way) -> int:
+    request = AdminServiceEndScopeRequest(**{options.fact: options.id}, caller_principal=options.caller)
+    if options.tenant is not None or options.principal is not None:
+        request.identity.CopyFrom(Identity(tenant=options.tenant, principal=options.principal))
+    # Its calls and cleanups have seconds, which the settings say.
+    answer = await AdminServiceStub(way.channel).EndScope(request, metadata=way.metadata)
+    tell(
+        f"It has ended: {_count(answer.cancelled, 'call')} cancelled, {_count(answer.fired, 'cleanup')} run, "
+        f"{answer.failed:,} of them failed."
+    )
+    return 1 if answer.failed else 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 async def _wait_ready(options: argparse.Namespace, way: Way) -> int:

@@ -7,6 +7,8 @@ from typing import Protocol
 import grpc
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
+    AdminServiceEndScopeRequest,
+    AdminServiceEndScopeResponse,
     CancelCallRequest,
     CancelCallResponse,
     ListCallsRequest,
@@ -19,10 +21,11 @@ from sidecar._gen.pillion.v1.admin_pb2 import (
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.context import LONGEST
-from sidecar.calls.outcome import NONE, failure
+from sidecar.calls.outcome import NONE, Refusal, failure
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.summary import summary_of
 from sidecar.doors.access import Context, tell_expired
+from sidecar.doors.scopes import end_any_scope
 from sidecar.doors.status import refuse
 from sidecar.scope import Principal
 
@@ -75,6 +78,11 @@ class Admin:
                 "CancelCall": grpc.unary_unary_rpc_method_handler(
                     self._cancel_call, CancelCallRequest.FromString, CancelCallResponse.SerializeToString
                 ),
+                "EndScope": grpc.unary_unary_rpc_method_handler(
+                    self._end_scope,
+                    AdminServiceEndScopeRequest.FromString,
+                    AdminServiceEndScopeResponse.SerializeToString,
+                ),
                 "Shutdown": grpc.unary_unary_rpc_method_handler(
                     self._shutdown, ShutdownRequest.FromString, ShutdownResponse.SerializeToString
                 ),
@@ -113,6 +121,14 @@ class Admin:
                 call.cancel(CancelReason.CANCEL_REASON_OPERATOR)
                 return CancelCallResponse(found=True)
         return CancelCallResponse(found=False)
+
+    async def _end_scope(self, request: AdminServiceEndScopeRequest, context: Context) -> AdminServiceEndScopeResponse:
+        await self._check(context)
+        try:
+            ended = await end_any_scope(request, self._principal_of(context), self._pipeline.teardowns)
+        except Refusal as refusal:
+            await refuse(context, refusal.failure)
+        return AdminServiceEndScopeResponse(fired=ended.fired, failed=ended.failed, cancelled=ended.cancelled)
 
     async def _shutdown(self, request: ShutdownRequest, context: Context) -> ShutdownResponse:
         await self._check(context)

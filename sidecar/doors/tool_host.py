@@ -12,6 +12,8 @@ from sidecar._gen.pillion.v1.execute_pb2 import (
     CallResponse,
     CompleteConsentRequest,
     CompleteConsentResponse,
+    EndScopeRequest,
+    EndScopeResponse,
     GetInfoRequest,
     GetInfoResponse,
     ListToolsRequest,
@@ -27,6 +29,7 @@ from sidecar.doors.access import Context, tell_expired
 from sidecar.doors.callers import CallerHost
 from sidecar.doors.consent import Consents, complete_consent
 from sidecar.doors.execute import too_large
+from sidecar.doors.scopes import end_scope
 from sidecar.doors.status import ENDING_CODES, refuse
 from sidecar.doors.unary import run_call
 from sidecar.policy import Policy
@@ -84,6 +87,9 @@ class ToolHost:
                 ),
                 "GetInfo": grpc.unary_unary_rpc_method_handler(
                     self._get_info, GetInfoRequest.FromString, GetInfoResponse.SerializeToString
+                ),
+                "EndScope": grpc.unary_unary_rpc_method_handler(
+                    self._end_scope, EndScopeRequest.FromString, EndScopeResponse.SerializeToString
                 ),
                 "CompleteConsent": grpc.unary_unary_rpc_method_handler(
                     self._complete_consent, CompleteConsentRequest.FromString, CompleteConsentResponse.SerializeToString
@@ -150,6 +156,13 @@ class ToolHost:
         if principal.is_local:
             info.counters.update(self._pipeline.counters.snapshot())
         return info
+
+    async def _end_scope(self, request: EndScopeRequest, context: Context) -> EndScopeResponse:
+        try:
+            ended = await end_scope(request, self._principal_of(context), self._pipeline.teardowns, self._policy)
+        except Refusal as refusal:
+            await refuse(context, refusal.failure)
+        return EndScopeResponse(fired=ended.fired, failed=ended.failed, cancelled=ended.cancelled)
 
     async def _complete_consent(self, request: CompleteConsentRequest, context: Context) -> CompleteConsentResponse:
         try:

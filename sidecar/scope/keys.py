@@ -1,14 +1,14 @@
 """What a teardown scope is known by, and the digest that stands for it outside the sidecar."""
 
 import hashlib
-import hmac
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar.scope.scope import Owner
 
-_DIGITS = 12
-_SIZE = 32
+_DIGEST_BYTES = 6
+_LENGTH_BYTES = 4
+_NOBODY = Owner(None, "")
 
 
 class ScopeKey(NamedTuple):
@@ -20,11 +20,15 @@ class ScopeKey(NamedTuple):
     """The run, the session or the execution; empty for what lasts until the sidecar stops."""
 
     def digest(self, secret: bytes) -> str:
-        """Twelve hexadecimal digits that stand for it, and tell nobody without the secret what of."""
-        tenant = "none" if self.owner.tenant is None else "tenant:" + self.owner.tenant
-        mac = hmac.new(secret, digestmod=hashlib.blake2b)
-        for part in (str(self.kind), tenant, self.owner.subject, self.fact):
+        """Twelve hexadecimal digits that stand for it; the secret, of at most 64 bytes, keeps others from guessing."""
+        tenant, subject = self.owner
+        mac = hashlib.blake2b(key=secret, digest_size=_DIGEST_BYTES)
+        for part in (str(self.kind), "none" if tenant is None else "tenant:" + tenant, subject, self.fact):
             encoded = part.encode()
             # With its length before it no part runs into the next.
-            mac.update(len(encoded).to_bytes(_SIZE // 8, "big") + encoded)
-        return mac.hexdigest()[:_DIGITS]
+            mac.update(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
+        return mac.hexdigest()
+
+
+UNTIL_THE_STOP = ScopeKey(TeardownScope.TEARDOWN_SCOPE_SHUTDOWN, _NOBODY, "")
+"""The one scope that ends with the sidecar. It is nobody's: what is kept for it is kept for all."""

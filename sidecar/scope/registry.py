@@ -13,7 +13,7 @@ _LASTING = (TeardownScope.TEARDOWN_SCOPE_RUN, TeardownScope.TEARDOWN_SCOPE_SESSI
 
 
 class ScopeEnding(Exception):
-    """The scope is just being ended, and takes no new calls until it has."""
+    """The scope is just being ended: it takes no new calls until it has, and nothing is kept for it any more."""
 
 
 class Group(NamedTuple):
@@ -26,29 +26,20 @@ class Group(NamedTuple):
 class LiveScope:
     """One scope, while a call is in it or anything is kept for it."""
 
-    __slots__ = ("busy", "counted", "ending", "key", "pins", "registrations", "touched_at")
+    __slots__ = ("busy", "ending", "keeping", "key", "pins", "registrations", "touched_at")
 
     def __init__(self, key: ScopeKey, now: float) -> None:
         self.key = key
         self.busy = 0
         """How many calls are in it, running, parked or paused ones: it is neither idle nor evicted meanwhile."""
         self.ending = False
-        self.counted: set[str] = set()
-        """The worker sets among whose live scopes it is counted."""
         self.touched_at = now
         self.registrations: dict[Address, Registration] = {}
         """Oldest first."""
         self.pins: dict[str, str] = {}
         """Worker set to the instance that keeps what its tools hold for the scope."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether anything is kept for it."""
-        return bool(self.registrations or self.pins)
-
-    def workers(self) -> set[str]:
-        """The worker sets that keep something for it."""
-        return {registration.worker for registration in self.registrations.values()} | self.pins.keys()
+        self.keeping: dict[str, int] = {}
+        """How many registrations and pins each worker set has here; none has 0."""
 
 
 class Registry:
@@ -72,6 +63,8 @@ class Registry:
         self._groups: dict[Group, OrderedDict[ScopeKey, LiveScope]] = {}
         """The same and those that calls are in, by what counts together, longest untouched first."""
         self._by_id: dict[str, Registration] = {}
+        """Oldest first, as are those of each instance."""
+        self._by_instance: dict[str, dict[str, Registration]] = {}
 
     def __len__(self) -> int:
         return len(self._scopes)
@@ -85,6 +78,29 @@ class Registry:
         """A registration that was not claimed."""
         return self._by_id.get(registration_id)
 
+    def standing(self, address: Address) -> Registration | None:
+        """The registration of an address, likewise."""
+        scope = self._scopes.get(address.key)
+        return scope.registrations.get(address) if scope is not None else None
+
+    def kept_by(self, instance_id: str) -> tuple[Registration, ...]:
+        """What an instance keeps, oldest first."""
+        return tuple(self._by_instance.get(instance_id, {}).values())
+
+    def kept_for(self, key: ScopeKey) -> tuple[Registration, ...]:
+        """What is kept for a scope, oldest first."""
+        scope = self._scopes.get(key)
+        return tuple(scope.registrations.values()) if scope is not None else ()
+
+    def busy(self, key: ScopeKey) -> int:
+        """How many calls are in a scope."""
+        scope = self._scopes.get(key)
+        return scope.busy if scope is not None else 0
+
+    def is_live(self, key: ScopeKey) -> bool:
+        """Whether a call is in a scope, or anything is kept for it."""
+        return key in self._scopes
+
     # --- calls
 
     def enter(self, key: ScopeKey) -> None:
@@ -92,20 +108,17 @@ class Registry:
 
         :raises ScopeEnding: if the scope is being ended.
         """
-        scope = self._scopes.get(key)
-        if scope is None:
-            scope = self._scopes[key] = LiveScope(key, self._clock())
-        elif scope.ending:
+        scope = self._scope(key)
+        if scope.ending:
             raise ScopeEnding
-        if scope.counted and not scope.busy:
-            self._cold.pop(key, None)
         scope.busy += 1
+        self._cold.pop(key, None)
 
     def leave(self, key: ScopeKey) -> None:
         """A call that was in the scope is over."""
         scope = self._scopes[key]
         scope.busy -= 1
-        if scope.counted:
+        if scope.keeping:
             self._touch(scope)
         else:
             self._forget_if_empty(scope)
@@ -113,10 +126,13 @@ class Registry:
     # --- what is kept
 
     def register(self, registration: Registration) -> tuple[Registration, bool]:
-        """Keeps a registration; answers the one that stands, and whether it stood already and was only touched."""
-        scope = self._scopes.get(registration.key)
-        if scope is None:
-            scope = self._scopes[registration.key] = LiveScope(registration.key, self._clock())
+        """Keeps a registration; answers the one that stands, and whether it stood already and was only touched.
+
+        :raises ScopeEnding: if the scope is being ended.
+        """
+        scope = self._scope(registration.key)
+        if scope.ending:
+            raise ScopeEnding
         standing = scope.registrations.get(registration.address)
         if standing is not None:
             standing.count += 1
@@ -124,14 +140,15 @@ class Registry:
             return standing, True
         scope.registrations[registration.address] = registration
         self._by_id[registration.id] = registration
-        self._touch(scope)
+        self._by_instance.setdefault(registration.instance_id, {})[registration.id] = registration
+        self._keep(scope, registration.worker)
         return registration, False
 
     def pin(self, key: ScopeKey, worker: str, instance_id: str) -> None:
         """The scope's calls of a worker set's tools that hold something go to this instance from now on."""
-        scope = self._scopes.get(key)
-        if scope is None:
-            scope = self._scopes[key] = LiveScope(key, self._clock())
+        scope = self._scope(key)
+        if worker not in scope.pins:
+            self._keep(scope, worker)
         scope.pins[worker] = instance_id
         self._touch(scope)
 
@@ -144,36 +161,40 @@ class Registry:
         """What was held is gone."""
         scope = self._scopes.get(key)
         if scope is not None and scope.pins.pop(worker, None) is not None:
-            self._recount(scope)
+            self._drop(scope, worker)
+            self._forget_if_empty(scope)
 
     # --- ends: each claims, newest first, what is to fire now
 
     def begin_end(self, key: ScopeKey) -> None:
-        """The scope takes no new calls until `end`.
+        """The scope takes no new calls and registrations until `end`.
 
         :raises ScopeEnding: if it is being ended already.
         """
-        scope = self._scopes.get(key)
-        if scope is None:
-            scope = self._scopes[key] = LiveScope(key, self._clock())
-        elif scope.ending:
+        scope = self._scope(key)
+        if scope.ending:
             raise ScopeEnding
         scope.ending = True
-
-    def claim(self, key: ScopeKey) -> list[Registration]:
-        """All that is kept for a scope; its pins are gone."""
-        scope = self._scopes.get(key)
-        if scope is None:
-            return []
-        scope.pins.clear()
-        return self._claim(scope, tuple(scope.registrations.values()))
+        self._cold.pop(key, None)
 
     def end(self, key: ScopeKey) -> None:
         """The scope has ended; a new call of it begins another."""
         scope = self._scopes.get(key)
         if scope is not None:
             scope.ending = False
-            self._forget_if_empty(scope)
+            if scope.keeping:
+                self._touch(scope)
+            else:
+                self._forget_if_empty(scope)
+
+    def claim(self, key: ScopeKey) -> list[Registration]:
+        """All that is kept for a scope; its pins are gone."""
+        scope = self._scopes.get(key)
+        if scope is None:
+            return []
+        for worker in tuple(scope.pins):
+            self.unpin(key, worker)
+        return self._claim(scope.registrations.values())
 
     def claim_idle(self) -> list[Registration]:
         """What is kept for the scopes that are idle by now."""
@@ -192,82 +213,98 @@ class Registry:
             return max(scope.touched_at + self._idle_after - self._clock(), 0.0)
         return None
 
-    def claim_surplus(self, worker: str, tenant: str | None) -> list[Registration]:
-        """What a worker set keeps for the coldest of a tenant's scopes, where they are too many. Its pins go too."""
-        group = self._groups.get(Group(worker, tenant))
-        surplus = len(group) - self._most_live if group is not None else 0
-        if group is None or surplus <= 0:
-            return []
-        coldest = [scope for scope in group.values() if not scope.busy][:surplus]
+    def claim_surplus(self, key: ScopeKey) -> list[Registration]:
+        """What is kept for the coldest scopes where one that was just touched or left makes them too many.
+
+        It is what the crowded worker sets keep for them; their pins go too.
+        """
+        scope = self._scopes.get(key)
         claimed: list[Registration] = []
-        for scope in coldest:
-            scope.pins.pop(worker, None)
-            its = tuple(one for one in scope.registrations.values() if one.worker == worker)
-            claimed += self._claim(scope, its)
+        for worker in tuple(scope.keeping) if scope is not None and key.kind in _LASTING else ():
+            group = self._groups[Group(worker, key.owner.tenant)]
+            surplus = len(group) - self._most_live
+            if surplus > 0:
+                cold = (one for one in group.values() if not one.busy and not one.ending)
+                for coldest in [one for one, _ in zip(cold, range(surplus), strict=False)]:
+                    self.unpin(coldest.key, worker)
+                    claimed += self._claim(one for one in coldest.registrations.values() if one.worker == worker)
         return claimed
 
     def claim_instance(self, instance_id: str) -> list[Registration]:
         """All that an instance keeps. Scopes stay pinned to it, so that their next call learns what was lost."""
-        return self._claim_each(one for one in self._by_id.values() if one.instance_id == instance_id)
+        return self._claim(self.kept_by(instance_id))
 
     def claim_all(self) -> list[Registration]:
         """Everything."""
-        for scope in self._scopes.values():
-            scope.pins.clear()
-        return self._claim_each(self._by_id.values())
+        for scope in tuple(self._scopes.values()):
+            for worker in tuple(scope.pins):
+                self.unpin(scope.key, worker)
+        return self._claim(self._by_id.values())
 
     def claim_one(self, registration: Registration) -> bool:
         """One registration; False: it was claimed before."""
-        return bool(self._claim_each(() if registration.id not in self._by_id else (registration,)))
+        return registration.id in self._by_id and bool(self._claim((registration,)))
 
     # --- parts of the above
 
-    def _claim_each(self, registrations: Iterable[Registration]) -> list[Registration]:
-        claimed = list(registrations)
-        for registration in claimed:
-            self._claim(self._scopes[registration.key], (registration,))
-        claimed.reverse()
-        return claimed
+    def _scope(self, key: ScopeKey) -> LiveScope:
+        scope = self._scopes.get(key)
+        if scope is None:
+            scope = self._scopes[key] = LiveScope(key, self._clock())
+        return scope
 
-    def _claim(self, scope: LiveScope, registrations: Iterable[Registration]) -> list[Registration]:
+    def _claim(self, registrations: Iterable[Registration]) -> list[Registration]:
         claimed = list(registrations)
         for registration in claimed:
+            scope = self._scopes[registration.key]
             del scope.registrations[registration.address]
             del self._by_id[registration.id]
-        self._recount(scope)
+            of_instance = self._by_instance[registration.instance_id]
+            del of_instance[registration.id]
+            if not of_instance:
+                del self._by_instance[registration.instance_id]
+            self._drop(scope, registration.worker)
+            self._forget_if_empty(scope)
         claimed.reverse()
         return claimed
 
     def _touch(self, scope: LiveScope) -> None:
         """Somebody was in the scope, or kept something for it: it is the warmest from now on."""
         scope.touched_at = self._clock()
-        self._recount(scope)
-        if not scope.counted:
-            return
         key = scope.key
+        if key.kind not in _LASTING:
+            return
         self._cold.pop(key, None)
-        if not scope.busy:
+        if not scope.busy and not scope.ending:
             self._cold[key] = scope
-        for worker in scope.counted:
+        for worker in scope.keeping:
             self._groups[Group(worker, key.owner.tenant)].move_to_end(key)
 
-    def _recount(self, scope: LiveScope) -> None:
-        """Counts a lasting scope where something is kept for it, and forgets one that is empty."""
+    def _keep(self, scope: LiveScope, worker: str) -> None:
+        """A worker set keeps one thing more for a scope."""
+        kept = scope.keeping.get(worker, 0)
+        scope.keeping[worker] = kept + 1
         key = scope.key
-        workers = scope.workers() if key.kind in _LASTING else set()
-        for worker in workers - scope.counted:
+        if not kept and key.kind in _LASTING:
             self._groups.setdefault(Group(worker, key.owner.tenant), OrderedDict())[key] = scope
-        for worker in scope.counted - workers:
+        self._touch(scope)
+
+    def _drop(self, scope: LiveScope, worker: str) -> None:
+        """A worker set keeps one thing less for a scope."""
+        scope.keeping[worker] -= 1
+        if scope.keeping[worker]:
+            return
+        del scope.keeping[worker]
+        key = scope.key
+        if key.kind in _LASTING:
             group = Group(worker, key.owner.tenant)
             scopes = self._groups[group]
             del scopes[key]
             if not scopes:
                 del self._groups[group]
-        scope.counted = workers
-        if not workers:
+        if not scope.keeping:
             self._cold.pop(key, None)
-        self._forget_if_empty(scope)
 
     def _forget_if_empty(self, scope: LiveScope) -> None:
-        if not scope.busy and not scope.ending and not scope.holds:
+        if not scope.busy and not scope.ending and not scope.keeping:
             self._scopes.pop(scope.key, None)

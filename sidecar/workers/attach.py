@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
@@ -226,7 +226,7 @@ class AttachSession:
         workers.attach(instance, tools, again=earlier is not None)
         # Frames of the stream itself go before those of calls, so no invoke overtakes the welcome.
         self._stream.control(self._welcome(instance, turned_away))
-        for registration in hello.reattach.registrations:
+        for registration in self._unwanted(instance, hello.reattach.registrations, again=earlier is not None):
             release = Frame()
             release.release.registration_id = registration
             self._stream.control(release)
@@ -245,8 +245,9 @@ class AttachSession:
         instance.workers.change_tools(instance, tools)
         self._stream.control(self._welcome(instance, turned_away))
 
-    def _teardown_done(self, _frame: Frame) -> None:
-        self._late("late_teardowns")
+    def _teardown_done(self, frame: Frame) -> None:
+        if self._instance is None or not self._instance.fired(frame.teardown_done):
+            self._late("late_teardowns")
 
     def _goodbye(self, _frame: Frame) -> None:
         if self._instance is not None:
@@ -266,6 +267,11 @@ class AttachSession:
         if told and self._refusals is not None:
             self._refusals.refused_tools(workers.name, told)
         return admitted, turned_away
+
+    def _unwanted(self, instance: Instance, listed: Sequence[str], *, again: bool) -> Sequence[str]:
+        """Which of the registrations that a worker brings back are not wanted any more."""
+        teardowns = self._catalogue.teardowns
+        return teardowns.returned(instance.id, listed) if again and teardowns is not None else listed
 
     def _welcome(self, instance: Instance, turned_away: Iterable[RefusedTool]) -> Frame:
         frame = Frame()

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from sidecar.calls.limits import CallLimits
-from sidecar.calls.ports import Snapshot
+from sidecar.calls.ports import Keeper, Snapshot
 from sidecar.calls.ports import WorkerSet as WorkerSetPort
+from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
 from sidecar.workers.grant import Grant
@@ -21,9 +22,18 @@ class Catalogue:
         self, grants: Iterable[Grant], limits: WorkerLimits, call_limits: CallLimits, counters: Counters
     ) -> None:
         self.snapshot = Snapshot(0, {})
+        self.teardowns: Teardowns | None = None
+        """Who is told of instances that keep cleanups."""
         self._new_set = partial(
-            WorkerSet, limits=limits, call_limits=call_limits, counters=counters, on_change=self._rebuild
+            WorkerSet,
+            limits=limits,
+            call_limits=call_limits,
+            counters=counters,
+            on_change=self._rebuild,
+            teardowns=lambda: self.teardowns,
         )
+        self._retired: list[WorkerSet] = []
+        """Sets that are configured no more, while an instance of them is there, or may come back."""
         self.sets: dict[str, WorkerSet] = {grant.name: self._new_set(grant) for grant in grants}
         self._tools: Mapping[str, Tool] = {}
         self._changed: asyncio.Future[None] | None = None
@@ -59,19 +69,41 @@ class Catalogue:
         self._rebuild()
         for workers in retired:
             workers.retire()
+        self._retired = [workers for workers in (*self._retired, *retired) if not workers.is_empty]
+
+    def keeper(self, worker: str, instance_id: str) -> Keeper | None:
+        """The instance of this id, if its stream is open."""
+        return next(
+            (found for one in self._sets_of(worker) if (found := one.instances.get(instance_id)) is not None), None
+        )
+
+    def may_return(self, worker: str, instance_id: str) -> bool:
+        """Whether an instance whose stream is not open may still come back."""
+        return any(workers.may_return(instance_id) for workers in self._sets_of(worker))
+
+    def relieved(self, worker: str, instance_id: str) -> None:
+        """An instance keeps less than it did, and has run what it was to."""
+        for workers in self._sets_of(worker):
+            workers.relieved(instance_id)
 
     async def drain(self) -> None:
         """Asks every instance to finish and say goodbye, and waits until they have."""
-        for workers in self.sets.values():
+        sets = (*self.sets.values(), *self._retired)
+        for workers in sets:
             for instance in tuple(workers.instances.values()):
                 workers.drain(instance)
-        while any(workers.instances for workers in self.sets.values()):
+        while any(workers.instances for workers in sets):
             await self.changed()
 
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
-        for workers in self.sets.values():
+        for workers in (*self.sets.values(), *self._retired):
             workers.close()
+
+    def _sets_of(self, name: str) -> list[WorkerSet]:
+        """The set of a name, and those that had it and are configured no more."""
+        workers = self.sets.get(name)
+        return [*([workers] if workers is not None else []), *(one for one in self._retired if one.name == name)]
 
     def _rebuild(self) -> None:
         tools = {name: tool for workers in self.sets.values() for name, tool in workers.tools.items()}

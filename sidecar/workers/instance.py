@@ -6,9 +6,11 @@ import secrets
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.worker_pb2 import TeardownDone
 from sidecar.calls.call import Call
+from sidecar.calls.ports import KeeperLost
 from sidecar.calls.tool import Tool
 from sidecar.telemetry.redaction import RedactedText, Redaction
 from sidecar.wire.outbox import Lane
@@ -117,6 +119,12 @@ class Instance:
         self.leaked = 0
         self.drain_timer: asyncio.TimerHandle | None = None
         """When a draining instance is given up."""
+        self.told_to_leave = False
+        """Whether it was asked to say goodbye. One that keeps something is, once it does not any more."""
+        self._firing: dict[str, asyncio.Future[str | None]] = {}
+        """The cleanups that it runs now, by registration."""
+        self._cleanups: Lane | None = None
+        """Where it is told to run them: behind the replies that told it of their ids."""
         self._running_by_tool: dict[str, int] = {}
         """Of the tools that it runs but so many calls of."""
         self._last_call = 0
@@ -182,6 +190,31 @@ class Instance:
         if self.leaked * 2 >= self.concurrency and self.state is InstanceState.ACTIVE:
             self.workers.drain(self)
 
+    def fire(
+        self, registration_id: str, reason: "TeardownReason.ValueType", timeout: float
+    ) -> "asyncio.Future[str | None]":
+        """Has it run a cleanup; the answer is what went wrong, or `None`. Fails with `KeeperLost` if it is lost."""
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._firing[registration_id] = future
+        future.add_done_callback(lambda _: self._firing.pop(registration_id, None))
+        if self._cleanups is None:
+            self._cleanups = Lane(self.stream.outbox, 0)
+        frame = Frame()
+        run = frame.run_teardown
+        run.registration_id = registration_id
+        run.reason = reason
+        run.timeout.FromNanoseconds(int(timeout * 1e9))
+        self._cleanups.send(frame)
+        return future
+
+    def fired(self, done: TeardownDone) -> bool:
+        """A cleanup is over. False: it was not to run, or its time was up."""
+        future = self._firing.get(done.registration_id)
+        if future is None or future.done():
+            return False
+        future.set_result(done.error if done.HasField("error") else None)
+        return True
+
     def end(self) -> list[Assignment]:
         """Takes the instance out of use; answers what it ran."""
         self.state = InstanceState.GONE
@@ -191,27 +224,26 @@ class Instance:
         # The stream's session looks calls up here: what still comes of them is late.
         self.running.clear()
         self.nested = 0
-        self._tell_idle()
+        for future in tuple(self._firing.values()):
+            if not future.done():
+                future.set_exception(KeeperLost())
+        self.tell_idle()
         return running
 
     async def until_idle(self) -> None:
-        """Waits until it runs nothing."""
-        if self.running:
+        """Waits until it runs nothing, and keeps nothing, or is gone."""
+        if self.state is not InstanceState.GONE and (self.running or self.workers.keeps(self)):
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
     def _emptied(self) -> None:
         """It runs nothing any more."""
-        if self.state is InstanceState.LEAVING:
-            self.finish_when_idle()
-        self._tell_idle()
+        if self.state is not _ACTIVE:
+            # What its last call has kept for its end is fired first.
+            asyncio.get_running_loop().call_soon(self.workers.wind_up, self)
 
-    def _tell_idle(self) -> None:
+    def tell_idle(self) -> None:
+        """It runs and keeps nothing any more."""
         idle, self._idle = self._idle, None
         if idle is not None:
             idle.set_result(None)
-
-    def finish_when_idle(self) -> None:
-        """Ends the stream of an instance that leaves, once it runs nothing."""
-        if not self.running:
-            self.stream.finish()

@@ -132,6 +132,7 @@ class Supervisor:
             return await self._watch(workers, holder, process)
         finally:
             await self._end(workers, holder, process)
+            workers.ended(holder)
             workers.grant.revoke(holder)
             for output in outputs:
                 output.close()
@@ -171,7 +172,9 @@ class Supervisor:
         if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
             idle = asyncio.ensure_future(instance.until_idle())
-            await asyncio.wait((idle, process.exited), timeout=self._limits.drain, return_when=asyncio.FIRST_COMPLETED)
+            # Its drain comes to an end by itself; until it has, what it keeps is seen to.
+            patience = self._limits.drain + (workers.last_grace if workers.keeps(instance) else 0.0)
+            await asyncio.wait((idle, process.exited), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
         if not process.exited.done():
             process.terminate()

@@ -10,6 +10,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
+from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
 from sidecar.telemetry import Counters
 from sidecar.telemetry.readings import SetReading
@@ -43,7 +44,9 @@ class WorkerSet:
         call_limits: CallLimits,
         counters: Counters,
         on_change: Callable[[], None],
+        teardowns: Callable[[], Teardowns | None],
     ) -> None:
+        """`teardowns` answers who knows what instances keep."""
         self.name = grant.name
         self.grant = grant
         self.counters = counters
@@ -55,6 +58,7 @@ class WorkerSet:
         self._limits = limits
         self._call_limits = call_limits
         self._on_change = on_change
+        self._teardowns = teardowns
         self._waiting: dict[_Line, FairQueue] = {}
         """Calls that wait, by tool and whether other calls wait for them. No queue in here is empty."""
         self._serving: set[_Line] = set()
@@ -65,6 +69,17 @@ class WorkerSet:
     def attached(self) -> bool:
         """Whether any instance takes calls."""
         return any(instance.state is InstanceState.ACTIVE for instance in self.instances.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no instance is there, or may come back."""
+        return not self.instances and not self._gone
+
+    @property
+    def last_grace(self) -> float:
+        """How much longer than its drain time an instance may stay that keeps something, in seconds."""
+        limits = self._call_limits
+        return limits.cancel_grace + limits.teardown_grace
 
     @property
     def waiting(self) -> int:
@@ -224,14 +239,18 @@ class WorkerSet:
         self._changed()
 
     def drain(self, instance: Instance) -> None:
-        """Lets an instance finish what it runs and gives it nothing more."""
+        """Lets an instance finish what it runs and gives it nothing more.
+
+        One that keeps something for a run or session stays until that has ended, or its drain time is up: it is told
+        to leave when it keeps nothing any more.
+        """
         if instance.state is not InstanceState.ACTIVE:
             return
         instance.state = InstanceState.DRAINING
-        frame = Frame()
-        frame.drain.grace.FromNanoseconds(int(self._limits.drain * 1e9))
-        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
-        instance.stream.farewell(frame)
+        if not self.keeps(instance):
+            self._tell_to_leave(instance, self._limits.drain)
+        elif not instance.running:
+            self.wind_up(instance)
         self._limit_drain(instance)
         self._changed()
 
@@ -241,7 +260,44 @@ class WorkerSet:
             instance.state = InstanceState.LEAVING
             self._limit_drain(instance)
             self._changed()
-        instance.finish_when_idle()
+        self.wind_up(instance)
+
+    def wind_up(self, instance: Instance) -> None:
+        """Goes on with an instance that drains or leaves: once it runs nothing, what it keeps is seen to.
+
+        What it keeps for runs and sessions, and the sidecar's end, fires as evicted where the instance wants to leave;
+        else it may wait for their ends.
+        """
+        if instance.state not in (InstanceState.DRAINING, InstanceState.LEAVING) or instance.running:
+            return
+        teardowns = self._teardowns()
+        if teardowns is not None:
+            may_wait = instance.state is InstanceState.DRAINING and not instance.told_to_leave
+            if may_wait and teardowns.outlasts(instance.id):
+                return
+            teardowns.evict(instance.id)
+        if self.keeps(instance):
+            # It comes here again when that is over.
+            return
+        instance.tell_idle()
+        if instance.state is InstanceState.LEAVING:
+            instance.stream.finish()
+        elif not instance.told_to_leave:
+            left = self._limits.drain
+            if instance.drain_timer is not None:
+                left = max(instance.drain_timer.when() - asyncio.get_running_loop().time(), 0.0)
+            self._tell_to_leave(instance, left)
+
+    def keeps(self, instance: Instance) -> bool:
+        """Whether an instance keeps cleanups, or is to run any."""
+        teardowns = self._teardowns()
+        return teardowns is not None and teardowns.keeps(instance.id)
+
+    def relieved(self, instance_id: str) -> None:
+        """An instance keeps less than it did."""
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            self.wind_up(instance)
 
     def lose(self, instance: Instance) -> None:
         """An instance's stream is over: what it ran is decided, and it may come back within the window."""
@@ -251,7 +307,7 @@ class WorkerSet:
         instance.stream.outbox.abandon_calls()
         running = instance.end()
         self.instances.pop(instance.id, None)
-        timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._forget, instance.id)
+        timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._give_up_on, instance.id)
         self._gone[instance.id] = (instance, timer)
         self._changed()
         for assignment in running:
@@ -262,6 +318,17 @@ class WorkerSet:
         """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
         self._quarantined.add(instance.holder)
         self.lose(instance)
+
+    def ended(self, holder: str) -> None:
+        """The process that a token was given to has ended: its instances will not come back."""
+        for instance in (*self.instances.values(), *(gone for gone, _ in self._gone.values())):
+            if instance.holder == holder:
+                self.lose(instance)
+                self._give_up_on(instance.id)
+
+    def may_return(self, instance_id: str) -> bool:
+        """Whether an instance is lost and may still come back."""
+        return instance_id in self._gone
 
     def of_holder(self, holder: str) -> Instance | None:
         """The attached instance whose token was given to this holder."""
@@ -362,12 +429,39 @@ class WorkerSet:
             if assignment.assigned is not None:
                 assignment.assigned.cancel(CancelReason.CANCEL_REASON_DRAIN)
         instance.drain_timer = asyncio.get_running_loop().call_later(
-            self._call_limits.cancel_grace, self._end, instance
+            self._call_limits.cancel_grace, self._evict, instance
         )
+
+    def _evict(self, instance: Instance) -> None:
+        """What a draining instance still keeps fires now, and then it is told to leave, if it was not."""
+        teardowns = self._teardowns()
+        if teardowns is not None:
+            teardowns.evict(instance.id)
+        if not self.keeps(instance):
+            self._end(instance)
+            return
+        limits = self._call_limits
+        instance.drain_timer = asyncio.get_running_loop().call_later(
+            limits.teardown_grace + limits.cancel_grace, self._end, instance
+        )
+
+    def _tell_to_leave(self, instance: Instance, grace: float) -> None:
+        instance.told_to_leave = True
+        frame = Frame()
+        frame.drain.grace.FromNanoseconds(int(grace * 1e9))
+        # Behind what it was given already: a worker that leaves at once must not leave an invoke unread.
+        instance.stream.farewell(frame)
 
     def _end(self, instance: Instance) -> None:
         self.lose(instance)
         instance.stream.close()
+
+    def _give_up_on(self, instance_id: str) -> None:
+        """A lost instance does not come back."""
+        self._forget(instance_id)
+        teardowns = self._teardowns()
+        if teardowns is not None:
+            teardowns.lost(instance_id)
 
     def _forget(self, instance_id: str) -> None:
         gone = self._gone.pop(instance_id, None)

@@ -42,6 +42,44 @@ async def test_guarantee_12_running_tools_finish_and_then_workers_leave(
 
 
 @on_unix
+async def test_guarantee_12_what_tools_ask_is_answered_and_scopes_are_torn_down_before_workers_leave(
+    start_process: StartProcess, tmp_path: Path
+) -> None:
+    left, cleaned = tmp_path / "left", tmp_path / "cleaned"
+    process = await start_process(
+        LIMITS + hosted("keeper", "keep ask", "--left", str(left), "--cleaned", str(cleaned), "--label", "keeper")
+    )
+    caller = await process.caller()
+    for scope, name in (("session", "first"), ("run", "second"), ("shutdown", "third"), ("session", "fourth")):
+        kept = await caller.call("keep", {"scope": scope, "name": name, "seconds": 0}, session_id="s", run_id="r")
+        assert kept.HasField("result"), kept
+    asking = await caller.start("ask", {"seconds": 2.0})
+    keeping = await caller.start("keep", {"scope": "call", "name": "of call", "seconds": 1.0})
+    late = await caller.start("keep", {"scope": "session", "name": "fifth", "seconds": 1.5}, session_id="t")
+    for call in (asking, keeping, late):
+        await caller.next_of("progress", call)
+    process.send(signal.SIGTERM)
+    await caller.next_of("draining")
+    outcomes = [await caller.outcome(call) for call in (asking, keeping, late)]
+    assert all(outcome.HasField("result") for outcome in outcomes), outcomes
+    assert await process.ended() == 0
+    lines = [line.split(maxsplit=1) for line in cleaned.read_text().splitlines()]
+    assert [line for _, line in lines] == [
+        "of call CALL_END",
+        "fifth SHUTDOWN",
+        "fourth SHUTDOWN",
+        "third SHUTDOWN",
+        "second SHUTDOWN",
+        "first SHUTDOWN",
+    ]
+    answered, fired = float(outcomes[0].result.json), [float(when) for when, _ in lines]
+    assert fired[0] < answered < fired[1], "calls finish first"
+    (when,) = left.read_text().splitlines()
+    assert float(when) > fired[-1], "workers leave last"
+    await process.says("keeper left in order")
+
+
+@on_unix
 async def test_guarantee_12_a_second_signal_hurries(start_process: StartProcess) -> None:
     process = await start_process(LIMITS + hosted("slow", "wait"))
     caller = await process.caller()

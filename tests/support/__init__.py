@@ -42,6 +42,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from sidecar.artifacts import ArtifactLimits
 from sidecar.calls.limits import CallLimits
+from sidecar.scope import ScopeLimits
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 from tests.support.caller import CallerPeer, start_of
@@ -49,6 +50,7 @@ from tests.support.host import SETS, Host, MemoryHost, Setup, SocketHost, attach
 from tests.support.links import End, GrpcLink, Link, MemoryLink
 from tests.support.peer import Peer
 from tests.support.process import SidecarProcess, hosted
+from tests.support.scopes import end_scope
 from tests.support.store import InMemoryIdempotencyStore
 from tests.support.tools import IDEMPOTENT, READ, UNSAFE, seconds, text, tool
 from tests.support.virtual_time import Hung, VirtualTimeLoop
@@ -71,6 +73,7 @@ __all__ = (
     "MemoryHost",
     "MemoryLink",
     "Peer",
+    "ScopeLimits",
     "Setup",
     "SidecarProcess",
     "SocketHost",
@@ -81,6 +84,7 @@ __all__ = (
     "WorkerLimits",
     "WorkerPeer",
     "attach",
+    "end_scope",
     "everywhere",
     "failure",
     "hosted",
@@ -112,13 +116,14 @@ on_sockets = pytest.mark.parametrize("transport", ["unix", "tcp"])
 class StartHost(Protocol):
     """Starts a sidecar with other settings than the defaults, on the test's transport. Its fixture ends it."""
 
-    async def __call__(
+    async def __call__(  # noqa: PLR0913  # settings, all by name
         self,
         *,
         calls: CallLimits | None = None,
         wire: WireLimits | None = None,
         workers: WorkerLimits | None = None,
         artifacts: ArtifactLimits | None = None,
+        scopes: ScopeLimits | None = None,
         sets: dict[str, frozenset[str]] | None = None,
         credentials: str = "",
         granted: Mapping[str, tuple[str, ...]] | None = None,

@@ -32,7 +32,7 @@ from sidecar.credentials.settings import CredentialSettings
 from sidecar.doors.callers import CallerHost
 from sidecar.issuing import Issuing
 from sidecar.policy import StaticPolicy
-from sidecar.scope import Principal, local_principal
+from sidecar.scope import Principal, ScopeLimits, local_principal
 from sidecar.serving import serve
 from sidecar.telemetry import Counters
 from sidecar.wire.limits import WireLimits
@@ -77,6 +77,8 @@ class Setup:
     """The settings of credentials: `[credentials]` and `[[credential]]`s."""
     granted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What each worker set may be issued."""
+
+    scopes: ScopeLimits = field(default_factory=ScopeLimits)
 
     keeps_artifacts: bool | None = None
     """Whether there is an artifact store. None: as a whole sidecar has it by default, and none in memory."""
@@ -142,7 +144,7 @@ class MemoryHost:
         self.counts = Counters()
         grants = [Grant.of(name, tools, token_of(name)) for name, tools in setup.sets.items()]
         self.catalogue = Catalogue(grants, setup.workers, setup.calls, self.counts)
-        policy = StaticPolicy((self.principal.name, _ANYONE.name))
+        self.policy = policy = StaticPolicy((self.principal.name, _ANYONE.name))
         self.pipeline = Pipeline(
             self.catalogue,
             policy,
@@ -150,6 +152,7 @@ class MemoryHost:
             setup.calls,
             self.counts,
             max_frame_bytes=setup.wire.max_frame_bytes,
+            scopes=setup.scopes,
         )
         self.artifacts: MemoryArtifactStore | None = None
         if setup.keeps_artifacts:
@@ -205,6 +208,8 @@ class MemoryHost:
         for peer in self._peers:
             await peer.aclose()
         await self.pipeline.idle()
+        self.pipeline.teardowns.close()
+        await self.pipeline.teardowns.settled()
         await self.credentials.aclose()
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
@@ -226,7 +231,9 @@ def settings(setup: Setup, transport: str, directory: Path) -> Settings:
         listen = Listen(callers=f"unix:{directory}/callers.sock", workers=f"unix:{directory}/workers.sock")
     else:
         listen = Listen(callers="127.0.0.1:0", workers="127.0.0.1:0", insecure=True)
-    limits = Limits(calls=setup.calls, wire=setup.wire, workers=setup.workers, artifacts=setup.artifacts)
+    limits = Limits(
+        calls=setup.calls, wire=setup.wire, workers=setup.workers, artifacts=setup.artifacts, scopes=setup.scopes
+    )
     secrets = setup.credential_settings()
     return Settings(
         state_dir=directory / "state",

@@ -2,10 +2,13 @@
 
 Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
 the latter with the time, `block` keeps a thread busy for as long, and `shout` prints a text and runs until cancelled.
+`keep` registers a cleanup of a `name` for the end of a `scope`, which writes a line to a file, and ends after some
+seconds; `ask` waits as long, then asks the sidecar something, and ends with the time of the answer.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +25,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from grpc import aio
 
-from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, tool_pb2, worker_pb2
+from pillion._gen.pillion.v1 import attach_pb2, attach_pb2_grpc, context_pb2, tool_pb2, worker_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame, Pong
 
 _MARK = "PILLION_TEST_MARK"
@@ -32,9 +35,12 @@ _ENDLESS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 class Worker:
     """One instance: what is to be written, and the calls that run."""
 
-    def __init__(self, tools: list[str], label: str, left: Path | None) -> None:
+    def __init__(self, tools: list[str], label: str, left: Path | None, cleaned: Path | None = None) -> None:
         self.label = label
         self.left = left
+        self.cleaned = cleaned
+        self.kept: dict[str, str] = {}
+        self.replies: dict[int, asyncio.Future[Frame]] = {}
         self.outbox: asyncio.Queue[Frame] = asyncio.Queue()
         self.running: dict[int, asyncio.Event] = {}
         self.leaving = False
@@ -81,6 +87,10 @@ class Worker:
                 self.running[frame.call].set()
             case "ping":
                 self.outbox.put_nowait(Frame(pong=Pong(nonce=frame.ping.nonce)))
+            case "reply":
+                self.replies.pop(frame.call).set_result(frame)
+            case "run_teardown":
+                self._clean(frame.run_teardown)
             case "drain":
                 self.leave()
 
@@ -118,10 +128,45 @@ class Worker:
                 print(arguments.get("text", ""), flush=True)
                 await self.running[call].wait()
                 return None
-            case "label":
-                return self.label
+            case "keep":
+                return await self._keep(call, arguments)
+            case "ask":
+                await asyncio.sleep(arguments["seconds"])
+                question = Frame(call=call)
+                question.outbound_request.request_id = 1
+                question.outbound_request.tools_has.tool = "ask"
+                answer = (await self._ask(question)).reply
+                return time.monotonic() if answer.tool_available.available else answer.error.message
             case _:
-                return arguments
+                return self.label if tool == "label" else arguments
+
+    async def _keep(self, call: int, arguments: dict[str, Any]) -> str:
+        frame = Frame(call=call)
+        registration = frame.register_teardown
+        registration.request_id = 1
+        registration.scope = context_pb2.TeardownScope.Value(f"TEARDOWN_SCOPE_{arguments['scope'].upper()}")
+        registration.name = arguments["name"]
+        accepted = (await self._ask(frame)).reply.teardown
+        self.kept[accepted.registration_id] = arguments["name"]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.running[call].wait(), arguments["seconds"])
+        return accepted.registration_id
+
+    async def _ask(self, frame: Frame) -> Frame:
+        """The answer to the one request of a call."""
+        answer = self.replies[frame.call] = asyncio.get_running_loop().create_future()
+        self.outbox.put_nowait(frame)
+        return await answer
+
+    def _clean(self, order: worker_pb2.RunTeardown) -> None:
+        """Runs a cleanup, which writes when, which and why."""
+        if self.cleaned is not None:
+            reason = context_pb2.TeardownReason.Name(order.reason).removeprefix("TEARDOWN_REASON_")
+            with self.cleaned.open("a") as file:
+                file.write(f"{time.monotonic()} {self.kept.pop(order.registration_id)} {reason}\n")
+        done = Frame()
+        done.teardown_done.registration_id = order.registration_id
+        self.outbox.put_nowait(done)
 
     def leave(self) -> None:
         """Says goodbye. What was on its way is run still; the sidecar ends the stream once nothing runs."""
@@ -152,6 +197,7 @@ def main() -> None:
     parser.add_argument("tools", nargs="*", default=["echo"])
     parser.add_argument("--label", default="")
     parser.add_argument("--left", type=Path, help="a file to write when it leaves")
+    parser.add_argument("--cleaned", type=Path, help="a file to which each cleanup writes a line")
     parser.add_argument("--detach", action="store_true", help="leave a process in another session behind")
     parser.add_argument("--stubborn", action="store_true", help="heed no SIGTERM")
     parser.add_argument("--say", type=Path, help="a file to write to stdout before all else")
@@ -161,7 +207,7 @@ def main() -> None:
         sys.stdout.flush()
     if options.detach:
         _detach()
-    worker = Worker(options.tools, options.label, options.left)
+    worker = Worker(options.tools, options.label, options.left, options.cleaned)
     if options.stubborn:
         worker.leave = lambda: None  # type: ignore[method-assign]  # not even when it is asked to drain
     asyncio.run(worker.serve())

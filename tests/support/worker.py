@@ -2,12 +2,20 @@
 
 from typing import Any
 
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply
+from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, TeardownAccepted
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
-from sidecar._gen.pillion.v1.worker_pb2 import Invoke, Reattach, RegisterTeardown, Welcome, WorkerHello
+from sidecar._gen.pillion.v1.worker_pb2 import (
+    Invoke,
+    Reattach,
+    RegisterTeardown,
+    RunTeardown,
+    TeardownDone,
+    Welcome,
+    WorkerHello,
+)
 from tests.support.links import Link
 from tests.support.peer import Peer
 from tests.support.tools import text
@@ -107,6 +115,27 @@ class WorkerPeer(Peer):
         """Registers a teardown; answers its reply."""
         await self.send(Frame(call=call, register_teardown=registration))
         return (await self.next_of("reply", call)).reply
+
+    async def registered(
+        self, call: int, scope: "TeardownScope.ValueType", number: int = 1, **fields: Any
+    ) -> TeardownAccepted:
+        """Registers a teardown that stands; answers how."""
+        reply = await self.register(call, RegisterTeardown(request_id=number, scope=scope, **fields))
+        assert reply.HasField("teardown"), reply
+        assert reply.request_id == number
+        return reply.teardown
+
+    async def next_teardown(self) -> RunTeardown:
+        """The next cleanup that it is to run."""
+        return (await self.next_of("run_teardown")).run_teardown
+
+    def teardowns(self) -> list[RunTeardown]:
+        """All cleanups that it was to run so far, in order."""
+        return [frame.run_teardown for frame in self.frames[0] if frame.HasField("run_teardown")]
+
+    async def torn_down(self, registration_id: str, error: str | None = None) -> None:
+        """Says that a cleanup is over."""
+        await self.send(Frame(teardown_done=TeardownDone(registration_id=registration_id, error=error)))
 
     async def cancelled(self, call: int) -> "CancelReason.ValueType":
         """The reason of the cancel of a call, once it comes."""

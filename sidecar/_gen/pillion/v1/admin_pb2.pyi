@@ -341,6 +341,79 @@ class CancelCallResponse(_message.Message):
 Global___CancelCallResponse: _TypeAlias = CancelCallResponse  # noqa: Y015
 
 @_typing.final
+class AdminServiceEndScopeRequest(_message.Message):
+    """EndScope: which."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    CALLER_PRINCIPAL_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run. At most 256 bytes."""
+    session_id: _builtins.str
+    """The session. At most 256 bytes."""
+    caller_principal: _builtins.str
+    """The caller principal whose calls named no principal, such as `token:backend`. Unset: the operator's own."""
+    @_builtins.property
+    def identity(self) -> _context_pb2.Identity:
+        """The subject. Unset, or without a principal: that of calls which name none, of the caller below."""
+
+    def __init__(
+        self,
+        *,
+        identity: _context_pb2.Identity | None = ...,
+        run_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        caller_principal: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal", "caller_principal", b"caller_principal", "identity", b"identity", "run_id", b"run_id", "scope", b"scope", "session_id", b"session_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal", "caller_principal", b"caller_principal", "identity", b"identity", "run_id", b"run_id", "scope", b"scope", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__caller_principal: _TypeAlias = _typing.Literal["caller_principal"]  # noqa: Y015
+    _WhichOneofArgType__caller_principal: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal"]  # noqa: Y015
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["run_id", "session_id"]  # noqa: Y015
+    _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__caller_principal) -> _WhichOneofReturnType__caller_principal | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
+
+Global___AdminServiceEndScopeRequest: _TypeAlias = AdminServiceEndScopeRequest  # noqa: Y015
+
+@_typing.final
+class AdminServiceEndScopeResponse(_message.Message):
+    """EndScope: what was torn down."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    fired: _builtins.int
+    """How many teardowns fired. Unset: 0."""
+    failed: _builtins.int
+    """How many of them failed or timed out. Unset: 0."""
+    cancelled: _builtins.int
+    """How many running calls were cancelled. Unset: 0."""
+    def __init__(
+        self,
+        *,
+        fired: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "failed", b"failed", "fired", b"fired"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminServiceEndScopeResponse: _TypeAlias = AdminServiceEndScopeResponse  # noqa: Y015
+
+@_typing.final
 class ShutdownRequest(_message.Message):
     """Shutdown: how fast."""
 

@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=pillion_dot_v1_dot_admin__pb2.CancelCallRequest.SerializeToString,
                 response_deserializer=pillion_dot_v1_dot_admin__pb2.CancelCallResponse.FromString,
                 _registered_method=True)
+        self.EndScope = channel.unary_unary(
+                '/pillion.v1.AdminService/EndScope',
+                request_serializer=pillion_dot_v1_dot_admin__pb2.AdminServiceEndScopeRequest.SerializeToString,
+                response_deserializer=pillion_dot_v1_dot_admin__pb2.AdminServiceEndScopeResponse.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/pillion.v1.AdminService/Shutdown',
                 request_serializer=pillion_dot_v1_dot_admin__pb2.ShutdownRequest.SerializeToString,
@@ -82,6 +87,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndScope(self, request, context):
+        """Ends a run or a session of any subject, as its caller may.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Drains and stops the sidecar.
         """
@@ -106,6 +118,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CancelCall,
                     request_deserializer=pillion_dot_v1_dot_admin__pb2.CancelCallRequest.FromString,
                     response_serializer=pillion_dot_v1_dot_admin__pb2.CancelCallResponse.SerializeToString,
+            ),
+            'EndScope': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndScope,
+                    request_deserializer=pillion_dot_v1_dot_admin__pb2.AdminServiceEndScopeRequest.FromString,
+                    response_serializer=pillion_dot_v1_dot_admin__pb2.AdminServiceEndScopeResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -195,6 +212,33 @@ class AdminService:
             '/pillion.v1.AdminService/CancelCall',
             pillion_dot_v1_dot_admin__pb2.CancelCallRequest.SerializeToString,
             pillion_dot_v1_dot_admin__pb2.CancelCallResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndScope(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pillion.v1.AdminService/EndScope',
+            pillion_dot_v1_dot_admin__pb2.AdminServiceEndScopeRequest.SerializeToString,
+            pillion_dot_v1_dot_admin__pb2.AdminServiceEndScopeResponse.FromString,
             options,
             channel_credentials,
             insecure,

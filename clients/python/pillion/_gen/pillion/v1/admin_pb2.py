@@ -27,7 +27,7 @@ from . import context_pb2 as pillion_dot_v1_dot_context__pb2
 from . import outcome_pb2 as pillion_dot_v1_dot_outcome__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pillion/v1/admin.proto\x12\npillion.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18pillion/v1/context.proto\x1a\x18pillion/v1/outcome.proto\"\xc8\x02\n\x0b\x43\x61llSummary\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.pillion.v1.CallState\x12\x13\n\x06worker\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x12worker_instance_id\x18\x06 \x01(\tH\x01\x88\x01\x01\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07reports\x18\t \x01(\x04\x12\x11\n\x04line\x18\n \x01(\tH\x02\x88\x01\x01\x42\t\n\x07_workerB\x15\n\x13_worker_instance_idB\x07\n\x05_line\"L\n\x10ListCallsRequest\x12\x11\n\x04tool\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05limit\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x07\n\x05_toolB\x08\n\x06_limit\"J\n\x11ListCallsResponse\x12&\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x17.pillion.v1.CallSummary\x12\r\n\x05total\x18\x02 \x01(\x04\"/\n\x11WatchCallsRequest\x12\x11\n\x04tool\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_tool\"\xde\x01\n\x12WatchCallsResponse\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.pillion.v1.CallEventKind\x12%\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x17.pillion.v1.CallSummary\x12\x16\n\x0etime_unix_nano\x18\x03 \x01(\x06\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0e\x32\x17.pillion.v1.FailureKind\x12(\n\x06reason\x18\x05 \x01(\x0e\x32\x18.pillion.v1.CancelReason\x12\x0c\n\x04lost\x18\x06 \x01(\x04\")\n\x11\x43\x61ncelCallRequest\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\"#\n\x12\x43\x61ncelCallResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\";\n\x0fShutdownRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"#\n\x10ShutdownResponse\x12\x0f\n\x07running\x18\x01 \x01(\r*\xa0\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_STATE_WAITING\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_RUNNING\x10\x02\x12\x19\n\x15\x43\x41LL_STATE_CANCELLING\x10\x03\x12\x15\n\x11\x43\x41LL_STATE_PARKED\x10\x04\x12\x15\n\x11\x43\x41LL_STATE_PAUSED\x10\x05*\xc3\x01\n\rCallEventKind\x12\x1f\n\x1b\x43\x41LL_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43\x41LL_EVENT_KIND_STARTED\x10\x01\x12\x1c\n\x18\x43\x41LL_EVENT_KIND_PROGRESS\x10\x02\x12\x1c\n\x18\x43\x41LL_EVENT_KIND_QUESTION\x10\x03\x12\x1d\n\x19\x43\x41LL_EVENT_KIND_CANCELLED\x10\x04\x12\x19\n\x15\x43\x41LL_EVENT_KIND_ENDED\x10\x05\x32\xbb\x02\n\x0c\x41\x64minService\x12H\n\tListCalls\x12\x1c.pillion.v1.ListCallsRequest\x1a\x1d.pillion.v1.ListCallsResponse\x12M\n\nWatchCalls\x12\x1d.pillion.v1.WatchCallsRequest\x1a\x1e.pillion.v1.WatchCallsResponse0\x01\x12K\n\nCancelCall\x12\x1d.pillion.v1.CancelCallRequest\x1a\x1e.pillion.v1.CancelCallResponse\x12\x45\n\x08Shutdown\x12\x1b.pillion.v1.ShutdownRequest\x1a\x1c.pillion.v1.ShutdownResponseB@Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pillion/v1/admin.proto\x12\npillion.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18pillion/v1/context.proto\x1a\x18pillion/v1/outcome.proto\"\xc8\x02\n\x0b\x43\x61llSummary\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.pillion.v1.CallState\x12\x13\n\x06worker\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x12worker_instance_id\x18\x06 \x01(\tH\x01\x88\x01\x01\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07reports\x18\t \x01(\x04\x12\x11\n\x04line\x18\n \x01(\tH\x02\x88\x01\x01\x42\t\n\x07_workerB\x15\n\x13_worker_instance_idB\x07\n\x05_line\"L\n\x10ListCallsRequest\x12\x11\n\x04tool\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05limit\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x07\n\x05_toolB\x08\n\x06_limit\"J\n\x11ListCallsResponse\x12&\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x17.pillion.v1.CallSummary\x12\r\n\x05total\x18\x02 \x01(\x04\"/\n\x11WatchCallsRequest\x12\x11\n\x04tool\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_tool\"\xde\x01\n\x12WatchCallsResponse\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.pillion.v1.CallEventKind\x12%\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x17.pillion.v1.CallSummary\x12\x16\n\x0etime_unix_nano\x18\x03 \x01(\x06\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0e\x32\x17.pillion.v1.FailureKind\x12(\n\x06reason\x18\x05 \x01(\x0e\x32\x18.pillion.v1.CancelReason\x12\x0c\n\x04lost\x18\x06 \x01(\x04\")\n\x11\x43\x61ncelCallRequest\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\"#\n\x12\x43\x61ncelCallResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\xaa\x01\n\x1b\x41\x64minServiceEndScopeRequest\x12&\n\x08identity\x18\x01 \x01(\x0b\x32\x14.pillion.v1.Identity\x12\x10\n\x06run_id\x18\x02 \x01(\tH\x00\x12\x14\n\nsession_id\x18\x03 \x01(\tH\x00\x12\x1d\n\x10\x63\x61ller_principal\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05scopeB\x13\n\x11_caller_principal\"P\n\x1c\x41\x64minServiceEndScopeResponse\x12\r\n\x05\x66ired\x18\x01 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\r\x12\x11\n\tcancelled\x18\x03 \x01(\r\";\n\x0fShutdownRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"#\n\x10ShutdownResponse\x12\x0f\n\x07running\x18\x01 \x01(\r*\xa0\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_STATE_WAITING\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_RUNNING\x10\x02\x12\x19\n\x15\x43\x41LL_STATE_CANCELLING\x10\x03\x12\x15\n\x11\x43\x41LL_STATE_PARKED\x10\x04\x12\x15\n\x11\x43\x41LL_STATE_PAUSED\x10\x05*\xc3\x01\n\rCallEventKind\x12\x1f\n\x1b\x43\x41LL_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43\x41LL_EVENT_KIND_STARTED\x10\x01\x12\x1c\n\x18\x43\x41LL_EVENT_KIND_PROGRESS\x10\x02\x12\x1c\n\x18\x43\x41LL_EVENT_KIND_QUESTION\x10\x03\x12\x1d\n\x19\x43\x41LL_EVENT_KIND_CANCELLED\x10\x04\x12\x19\n\x15\x43\x41LL_EVENT_KIND_ENDED\x10\x05\x32\x9a\x03\n\x0c\x41\x64minService\x12H\n\tListCalls\x12\x1c.pillion.v1.ListCallsRequest\x1a\x1d.pillion.v1.ListCallsResponse\x12M\n\nWatchCalls\x12\x1d.pillion.v1.WatchCallsRequest\x1a\x1e.pillion.v1.WatchCallsResponse0\x01\x12K\n\nCancelCall\x12\x1d.pillion.v1.CancelCallRequest\x1a\x1e.pillion.v1.CancelCallResponse\x12]\n\x08\x45ndScope\x12\'.pillion.v1.AdminServiceEndScopeRequest\x1a(.pillion.v1.AdminServiceEndScopeResponse\x12\x45\n\x08Shutdown\x12\x1b.pillion.v1.ShutdownRequest\x1a\x1c.pillion.v1.ShutdownResponseB@Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pillion.v1.admin_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1'
-  _globals['_CALLSTATE']._serialized_start=1060
-  _globals['_CALLSTATE']._serialized_end=1220
-  _globals['_CALLEVENTKIND']._serialized_start=1223
-  _globals['_CALLEVENTKIND']._serialized_end=1418
+  _globals['_CALLSTATE']._serialized_start=1315
+  _globals['_CALLSTATE']._serialized_end=1475
+  _globals['_CALLEVENTKIND']._serialized_start=1478
+  _globals['_CALLEVENTKIND']._serialized_end=1673
   _globals['_CALLSUMMARY']._serialized_start=123
   _globals['_CALLSUMMARY']._serialized_end=451
   _globals['_LISTCALLSREQUEST']._serialized_start=453
@@ -53,10 +53,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELCALLREQUEST']._serialized_end=922
   _globals['_CANCELCALLRESPONSE']._serialized_start=924
   _globals['_CANCELCALLRESPONSE']._serialized_end=959
-  _globals['_SHUTDOWNREQUEST']._serialized_start=961
-  _globals['_SHUTDOWNREQUEST']._serialized_end=1020
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=1022
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=1057
-  _globals['_ADMINSERVICE']._serialized_start=1421
-  _globals['_ADMINSERVICE']._serialized_end=1736
+  _globals['_ADMINSERVICEENDSCOPEREQUEST']._serialized_start=962
+  _globals['_ADMINSERVICEENDSCOPEREQUEST']._serialized_end=1132
+  _globals['_ADMINSERVICEENDSCOPERESPONSE']._serialized_start=1134
+  _globals['_ADMINSERVICEENDSCOPERESPONSE']._serialized_end=1214
+  _globals['_SHUTDOWNREQUEST']._serialized_start=1216
+  _globals['_SHUTDOWNREQUEST']._serialized_end=1275
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=1277
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=1312
+  _globals['_ADMINSERVICE']._serialized_start=1676
+  _globals['_ADMINSERVICE']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

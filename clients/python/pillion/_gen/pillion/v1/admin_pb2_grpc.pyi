@@ -39,6 +39,8 @@ class AdminServiceStub:
     """Every start, report, question and end, as it happens."""
     CancelCall: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelCallRequest, _admin_pb2.CancelCallResponse]
     """Cancels a call."""
+    EndScope: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceEndScopeRequest, _admin_pb2.AdminServiceEndScopeResponse]
+    """Ends a run or a session of any subject, as its caller may."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ShutdownRequest, _admin_pb2.ShutdownResponse]
     """Drains and stops the sidecar."""
 
@@ -53,6 +55,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Every start, report, question and end, as it happens."""
     CancelCall: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelCallRequest, _admin_pb2.CancelCallResponse]  # type: ignore[assignment]
     """Cancels a call."""
+    EndScope: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminServiceEndScopeRequest, _admin_pb2.AdminServiceEndScopeResponse]  # type: ignore[assignment]
+    """Ends a run or a session of any subject, as its caller may."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_admin_pb2.ShutdownRequest, _admin_pb2.ShutdownResponse]  # type: ignore[assignment]
     """Drains and stops the sidecar."""
 
@@ -82,6 +86,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CancelCallResponse, _abc.Awaitable[_admin_pb2.CancelCallResponse]]:
         """Cancels a call."""
+
+    @_abc_1.abstractmethod
+    def EndScope(
+        self,
+        request: _admin_pb2.AdminServiceEndScopeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminServiceEndScopeResponse, _abc.Awaitable[_admin_pb2.AdminServiceEndScopeResponse]]:
+        """Ends a run or a session of any subject, as its caller may."""
 
     @_abc_1.abstractmethod
     def Shutdown(

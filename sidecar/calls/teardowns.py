@@ -1,0 +1,359 @@
+"""What running tools keep for the ends of scopes, and those ends."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason, TeardownScope
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
+from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from sidecar.calls.firing import Firing, scope_name
+from sidecar.calls.outbound import refused
+from sidecar.calls.outcome import Refusal
+from sidecar.calls.ports import EndedScope, Keepers, StoreUnavailable
+from sidecar.calls.registrations import registration_of, scope_ending, too_many
+from sidecar.scope import Principal, Registration, Registry, ScopeEnding, ScopeKey, ScopeLimits
+
+if TYPE_CHECKING:
+    from sidecar.calls.call import Call
+    from sidecar.calls.pipeline import Pipeline
+
+_log = logging.getLogger(__name__)
+
+_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
+_RUN = TeardownScope.TEARDOWN_SCOPE_RUN
+_SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
+_LASTING = (_RUN, _SESSION)
+_ENDS = {_RUN: TeardownReason.TEARDOWN_REASON_RUN_END, _SESSION: TeardownReason.TEARDOWN_REASON_SESSION_END}
+_RETRY_AFTER = 1.0
+_SLACK = 1.0
+_SECRET_BYTES = 32
+
+_Answer = TypeVar("_Answer")
+
+ScopeHook: TypeAlias = Callable[[ScopeKey], Coroutine[Any, Any, int]]
+
+
+class Teardowns:
+    """Registers cleanups, and has each fire at most once: when its scope ends, grows cold, or has to give way."""
+
+    def __init__(self, pipeline: "Pipeline", keepers: Keepers, limits: ScopeLimits) -> None:
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        """What digests of keys are made with; another one makes other digests."""
+        self.registry = Registry(idle_after=limits.idle, most_live=limits.live, clock=pipeline.loop.time)
+        self.firing = Firing(keepers, pipeline.limits.teardown_grace, pipeline.counters)
+        self.at_scope_end: list[ScopeHook] = []
+        """Who ends what of a scope is not running, such as calls that are paused; each answers how many it ended."""
+        self._pipeline = pipeline
+        self._keepers = keepers
+        self._limits = limits
+        self._adding: dict[str, asyncio.Future[None]] = {}
+        """By id, the registrations that are not acknowledged yet: nothing of them fires."""
+        self._of_calls: set[ScopeKey] = set()
+        """The calls that are to fire something when they end."""
+        self._endings: dict[ScopeKey, asyncio.Task[EndedScope]] = {}
+        self._emptied: dict[ScopeKey, asyncio.Future[None]] = {}
+        """Scopes that are being ended, while they wait for their calls."""
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- calls
+
+    def enter(self, call: "Call") -> None:
+        """A call with a run or a session is in them until it ends.
+
+        :raises Refusal: if one of them is being ended.
+        """
+        entered: list[ScopeKey] = []
+        try:
+            for key in call.lasting_scopes():
+                self.registry.enter(key)
+                entered.append(key)
+        except ScopeEnding:
+            self._leave(entered)
+            raise Refusal(
+                FailureKind.FAILURE_KIND_UNAVAILABLE,
+                "The run or session of this call is being ended; one of the same id begins when it has.",
+                retryable=True,
+                retry_after=_RETRY_AFTER,
+            ) from None
+        call.at_end(partial(self._leave, entered))
+
+    def _leave(self, keys: Iterable[ScopeKey]) -> None:
+        for key in keys:
+            self.registry.leave(key)
+            emptied = self._emptied.get(key)
+            if emptied is not None and not emptied.done() and not self.registry.busy(key):
+                emptied.set_result(None)
+            self._evict_surplus(key)
+        self._watch_idle()
+
+    def end_call(self, call: "Call") -> "asyncio.Task[int] | None":
+        """Fires what is kept for a call's end; done when all of it has run or its time is up. `None`: nothing is."""
+        key = call.kept_for
+        if key is None:
+            return None
+        self._of_calls.discard(key)
+        claimed = self.registry.claim(key)
+        return self._task(self.firing.fire(claimed, TeardownReason.TEARDOWN_REASON_CALL_END)) if claimed else None
+
+    def pause_call(self, call: "Call") -> None:
+        """A call has paused: what is kept for its end stays, though it does not run."""
+        if call.kept_for is not None:
+            self._of_calls.discard(call.kept_for)
+
+    # --- registrations
+
+    def register(self, call: "Call", asked: RegisterTeardown) -> Frame | Coroutine[Any, Any, Frame]:
+        """Answers a running tool's registration."""
+        number = asked.request_id
+        registration = registration_of(call, asked, self._limits)
+        if isinstance(registration, Frame):
+            return registration
+        if registration.key.kind != _CALL:
+            return self._keep(call, number, registration)
+        # Not stored: it is over before the call is.
+        answer = self._stand(number, registration)
+        if isinstance(answer, Frame):
+            return answer
+        call.kept_for = registration.key
+        self._of_calls.add(registration.key)
+        return self._accept(call, number, *answer)
+
+    async def _keep(self, call: "Call", number: int, registration: Registration) -> Frame:
+        """Registers what outlasts its call: stored before it is acknowledged."""
+        while (standing := self.registry.standing(registration.address)) is not None and standing.id in self._adding:
+            # Whether that one comes to stand decides whether this one is the first.
+            await asyncio.wait((self._adding[standing.id],))
+        answer = self._stand(number, registration)
+        if isinstance(answer, Frame):
+            return answer
+        stands, is_reused = answer
+        if is_reused:
+            return self._accept(call, number, stands, is_reused)
+        added = self._adding[registration.id] = self._pipeline.loop.create_future()
+        try:
+            await self.firing.store.add(registration)
+        except StoreUnavailable:
+            _log.exception("a registration could not be stored")
+            self.registry.claim_one(registration)
+            return refused(
+                number,
+                ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED,
+                "What is kept for a later end cannot be stored just now; try again, or register for the call.",
+                retry_after=_RETRY_AFTER,
+            )
+        except BaseException:
+            # Its call is over, so nobody will learn its id.
+            self.registry.claim_one(registration)
+            self._spawn(self.firing.forget((registration,)))
+            raise
+        finally:
+            del self._adding[registration.id]
+            added.set_result(None)
+        if self.registry.find(registration.id) is None:
+            # Its scope ended meanwhile, when the tool had no answer yet and so had nothing to run.
+            self._spawn(self.firing.forget((registration,)))
+            return scope_ending(number)
+        return self._accept(call, number, registration, is_reused=False)
+
+    def _stand(self, number: int, registration: Registration) -> Frame | tuple[Registration, bool]:
+        """Has a registration stand, or the one that stands already; or says why it cannot."""
+        registry, limits = self.registry, self._limits
+        key = registration.key
+        if registry.standing(registration.address) is None:
+            if len(registry.kept_by(registration.instance_id)) >= limits.registrations_per_instance:
+                return too_many(number, limits.registrations_per_instance, "of this instance")
+            if len(registry.kept_for(key)) >= limits.registrations_per_scope:
+                return too_many(number, limits.registrations_per_scope, f"for the scope {scope_name(key.kind)}")
+        try:
+            return registry.register(registration)
+        except ScopeEnding:
+            return scope_ending(number)
+
+    def _accept(self, call: "Call", number: int, registration: Registration, is_reused: bool) -> Frame:  # noqa: FBT001  # as the registry answers it
+        self._pipeline.counters.add("reused_registrations" if is_reused else "registrations")
+        told = Frame()
+        registered = told.teardown_registered
+        registered.scope = registration.key.kind
+        registered.key_digest = registration.key.digest(self.secret)
+        if registration.label is not None:
+            registered.label = registration.label
+        registered.reused = is_reused
+        call.registered(told)
+        if not is_reused:
+            self._evict_surplus(registration.key)
+        answer = Frame()
+        answer.reply.request_id = number
+        accepted = answer.reply.teardown
+        accepted.registration_id = registration.id
+        accepted.reused = is_reused
+        accepted.count = registration.count
+        return answer
+
+    # --- ends
+
+    async def end(self, key: ScopeKey, by: Principal) -> EndedScope:
+        """Ends a run or session: cancels its calls and waits for them, then fires what is kept for it.
+
+        While it ends it takes no new calls; afterwards one of the same id is a new one. Ends once, also where several
+        ask at once, and also where who asked goes away.
+        """
+        ending = self._endings.get(key)
+        if ending is not None:
+            await asyncio.wait((ending,))
+            return EndedScope()
+        if not self.registry.is_live(key):
+            return EndedScope()
+        self.registry.begin_end(key)
+        task = self._endings[key] = self._task(self._end(key, by))
+        return await asyncio.shield(task)
+
+    async def _end(self, key: ScopeKey, by: Principal) -> EndedScope:
+        pipeline, registry = self._pipeline, self.registry
+        try:
+            cancelled = 0
+            if registry.busy(key):
+                for call in tuple(pipeline.running):
+                    if call.parent is None and key in call.lasting_scopes():
+                        call.cancel(CancelReason.CANCEL_REASON_SCOPE_ENDED)
+                        cancelled += 1
+            for hook in self.at_scope_end:
+                cancelled += await hook(key)
+            if registry.busy(key):
+                emptied = self._emptied[key] = pipeline.loop.create_future()
+                limits = pipeline.limits
+                # Each of them is decided by then.
+                await asyncio.wait((emptied,), timeout=limits.cancel_grace + limits.teardown_grace + _SLACK)
+                del self._emptied[key]
+            claimed = self._claimed(registry.claim(key))
+            failed = await self.firing.fire(claimed, _ENDS[key.kind])
+        finally:
+            registry.end(key)
+            del self._endings[key]
+        pipeline.counters.add("ended_scopes")
+        ended = EndedScope(len(claimed), failed, cancelled)
+        if self.firing.reports is not None:
+            self.firing.reports.scope_ended(key, by, ended)
+        return ended
+
+    async def end_all(self) -> None:
+        """Fires everything, because the sidecar stops; returns when all of it, and what fired before, is over."""
+        self._fire(self.registry.claim_all(), TeardownReason.TEARDOWN_REASON_SHUTDOWN)
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Returns when nothing fires any more."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    def close(self) -> None:
+        """Drops the timer, at the end of the sidecar."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    def _evict_surplus(self, key: ScopeKey) -> None:
+        claimed = self.registry.claim_surplus(key)
+        if claimed:
+            self._pipeline.counters.add("evicted_scopes", len({one.key for one in claimed}))
+            self._fire(claimed, TeardownReason.TEARDOWN_REASON_EVICTED)
+
+    def _watch_idle(self) -> None:
+        """Has the timer come when a scope may be idle; there is none while none can be."""
+        if self._idle_timer is None and (idle_in := self.registry.idle_in()) is not None:
+            self._idle_timer = self._pipeline.loop.call_later(idle_in, self._sweep)
+
+    def _sweep(self) -> None:
+        self._idle_timer = None
+        claimed = self.registry.claim_idle()
+        if claimed:
+            self._pipeline.counters.add("idle_scopes", len({one.key for one in claimed}))
+            self._fire(claimed, TeardownReason.TEARDOWN_REASON_IDLE)
+        self._watch_idle()
+
+    # --- instances
+
+    def keeps(self, instance_id: str) -> bool:
+        """Whether an instance keeps any cleanup, or is to run one."""
+        return self.firing.is_open(instance_id) or bool(self.registry.kept_by(instance_id))
+
+    def outlasts(self, instance_id: str) -> bool:
+        """Whether an instance keeps something for a run, a session or a paused call."""
+        return any(
+            one.key.kind in _LASTING or (one.key.kind == _CALL and one.key not in self._of_calls)
+            for one in self.registry.kept_by(instance_id)
+        )
+
+    def evict(self, instance_id: str) -> bool:
+        """Fires what an instance keeps that is about to leave, but for what its running calls do when they end.
+
+        Answers whether there was anything.
+        """
+        claimed = [one for one in reversed(self.registry.kept_by(instance_id)) if one.key not in self._of_calls]
+        claimed = [one for one in claimed if self.registry.claim_one(one)]
+        if claimed:
+            self._fire(claimed, TeardownReason.TEARDOWN_REASON_EVICTED)
+        return bool(claimed)
+
+    def returned(self, instance_id: str, listed: Sequence[str]) -> list[str]:
+        """An instance is back, and still has these registrations. Answers those that are not wanted any more.
+
+        What ended while it was away fires now. What it does not list is gone there, which is reported.
+        """
+        still = set(listed)
+        owed = self.firing.take_open(instance_id)
+        kept = {one.id: one for one in self.registry.kept_by(instance_id) if one.id not in self._adding}
+        by_reason: dict[TeardownReason.ValueType, list[Registration]] = {}
+        for one in owed:
+            if one.registration.id in still:
+                by_reason.setdefault(one.reason, []).append(one.registration)
+            else:
+                self.firing.failed(one.registration, one.reason, "unknown", "its instance came back without it")
+        for reason, claimed in by_reason.items():
+            self._spawn(self.firing.fire(claimed, reason))
+        gone = [one.registration for one in owed if one.registration.id not in still]
+        self._lose([one for number, one in kept.items() if number not in still and self.registry.claim_one(one)])
+        self._spawn(self.firing.forget(gone))
+        known = kept.keys() | {one.registration.id for one in owed}
+        return [number for number in listed if number not in known]
+
+    def lost(self, instance_id: str) -> None:
+        """An instance is gone for good, and what it kept with it, which is reported."""
+        owed = [one.registration for one in self.firing.take_open(instance_id)]
+        self._lose([*owed, *self._claimed(self.registry.claim_instance(instance_id))])
+
+    def _lose(self, registrations: Sequence[Registration]) -> None:
+        for registration in registrations:
+            self.firing.lost(registration)
+        if registrations:
+            self._spawn(self.firing.forget(registrations))
+
+    # --- parts of the above
+
+    def _claimed(self, registrations: Sequence[Registration]) -> list[Registration]:
+        """Those of them whose tools know their ids."""
+        return [one for one in registrations if one.id not in self._adding]
+
+    def _fire(self, claimed: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
+        self._spawn(self.firing.fire(self._claimed(claimed), reason))
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        _ = self._task(work)
+
+    def _task(self, work: Coroutine[Any, Any, _Answer]) -> "asyncio.Task[_Answer]":
+        task = self._pipeline.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._pipeline.counters.add("internal_errors")
+            _log.error("teardowns failed inside the sidecar", exc_info=error)
