@@ -90,7 +90,8 @@ class Call(CallClock):
         self.joiners: list[Call] | None = None
         self.inner: set[Call] | None = None
         """The calls that its tool made and that are not over."""
-        self.started_sent = False
+        self.started_sent = parent is not None
+        """Whether its `Started` was sent, if it is: a tool that makes a call knows when that began."""
         self.reports = 0
         """How often its tool reported."""
         self.worker_set: WorkerSet | None = None

@@ -71,7 +71,9 @@ class CallClock(CallFacts, ABC):
             return self.remaining
         people = self._people
         if people is None:
-            return self._pipeline.limits.human_timeout if self.human_timeout is None else self.human_timeout
+            if self.human_timeout is not None:
+                return self.human_timeout
+            return self._pipeline.limits.human_timeout if self.parent is None else self.parent.people_left
         return people.left - (self._pipeline.loop.time() - people.since if people.asking else 0.0)
 
     def limit_time(self, tool: Tool | None) -> None:

@@ -12,6 +12,7 @@ from sidecar.scope import Principal, Registration, Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
+    from sidecar.calls.outbound import Pending
     from sidecar.calls.questions import Question
     from sidecar.calls.teardowns import Teardowns
     from sidecar.calls.tool import Tool
@@ -223,8 +224,11 @@ class Supplier(Protocol):
         ...
 
 
-Responder: TypeAlias = Callable[["Call", OutboundRequest], Frame | Coroutine[Any, Any, Frame]]
-"""Answers one kind of request of running tools: at once, or when the coroutine ends; it is cancelled with the call."""
+Responder: TypeAlias = Callable[["Call", OutboundRequest], "Frame | Pending | Coroutine[Any, Any, Frame]"]
+"""Answers one kind of request of running tools: at once, when it comes, or when the coroutine ends.
+
+What is waited for is cancelled with the call.
+"""
 
 
 class Placer(Protocol):
