@@ -33,9 +33,13 @@ class Sink(Protocol):
 class Caller(Protocol):
     """The caller's side of a stream, or of one unary call."""
 
-    principal: Principal
     in_flight: int
     """Its unfinished calls, counted by the calls themselves."""
+
+    @property
+    def principal(self) -> Principal:
+        """Who it is."""
+        ...
 
     @property
     def answerable(self) -> frozenset[str] | None:
