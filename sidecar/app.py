@@ -28,7 +28,7 @@ from sidecar.listening import callers_listener, files_read, fixed_parts, policy_
 from sidecar.places import private_places
 from sidecar.reporting import reporting
 from sidecar.scope import Principal
-from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.storage import Database, SqliteIdempotencyStore, SqliteTeardownStore
 from sidecar.tearing import tearing_down
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
@@ -67,7 +67,10 @@ class Sidecar:
         limits = settings.limits
         self._counters = counters = Counters()
         self._catalogue = Catalogue(
-            (grant_of(worker, settings) for worker in settings.worker), limits.workers, limits.calls, counters
+            (grant_of(worker, settings) for worker in settings.worker),
+            limits.workers,
+            limits.calls,
+            counters,
         )
         self._database = Database(settings.state_dir / "pillion.db", records_of=artifacts_in(settings))
         self._policy = policy_of(settings)
@@ -110,6 +113,7 @@ class Sidecar:
         launches = [launch_of(worker, settings) for worker in settings.worker if worker.command is not None]
         listeners = self._listeners
         redact = self._redactor.redact
+        teardowns = SqliteTeardownStore(self._database, self._catalogue.kept)
         with (
             private_places(settings.state_dir, listeners.callers.address, listeners.workers.address),
             redacting(redact),
@@ -117,10 +121,10 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
-                    tearing_down(settings, self._pipeline, self._events, redact),
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
+                    tearing_down(settings, self._pipeline, teardowns, self._events, redact),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):

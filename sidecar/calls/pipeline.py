@@ -134,6 +134,13 @@ class Pipeline:
             self._turn_away(call, reason)
         return call
 
+    def run(self, call: Call, start: Start) -> None:
+        """Has a call of the sidecar's own pass the gates. It may be done on return."""
+        if self.tracer is not None:
+            call.span = self.tracer.begin(start.trace)
+        self._enter(call)
+        self.gate(call, self._admit, call, start, self.loop.time())
+
     def refuse(self, refusal: Refusal, caller: Caller, sink: Sink, tool_call_id: str = "") -> None:
         """Answers a call that is not even looked at, as any other: `Started` and an outcome."""
         call = Call(self, caller, sink, tool_call_id if usable_id(tool_call_id) else "", self.loop.time())
@@ -298,6 +305,8 @@ class Pipeline:
     def _fit(self, call: Call, tool: Tool, arguments: object, now: float) -> None:
         """Gates 5 to 10."""
         is_new = call.tool is None
+        if tool.holds:
+            tool = tool.workers.version_for(call, tool)
         call.tool = tool
         call.generation = self._catalogue.snapshot.generation
         call.limit_time(tool)
@@ -325,11 +334,6 @@ class Pipeline:
         if not call.admitted and call.scope is not None and call.parent is None:
             self.admission.enter(call.scope.owner)
             call.admitted = True
-        if tool.unsupported is not None:
-            raise Refusal(
-                FailureKind.FAILURE_KIND_UNSUPPORTED,
-                f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
-            )
         return self._supply(call, tool, tool.declares) if tool.declares else None
 
     def _supply(self, call: Call, tool: Tool, what: Iterable[str]) -> asyncio.Task[None] | None:

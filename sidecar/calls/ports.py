@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import Principal, Registration, Scope, ScopeKey
+from sidecar.scope import KeptInstance, Principal, Registration, Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -134,10 +134,17 @@ class WorkerSet(Protocol):
         """Whether an instance that takes calls has a tool of this name."""
         ...
 
+    def version_for(self, call: "Call", tool: "Tool") -> "Tool":
+        """The version of a tool that holds something that the call's run or session is bound to.
+
+        :raises Refusal: as INVALID_ARGUMENTS if the call does not name what it holds something for.
+        """
+        ...
+
     def place(self, call: "Call", now: float) -> None:
         """Gives the call an instance, now or when one is free: `call.placed` is called with the assignment.
 
-        :raises Refusal: as OVERLOADED if too many wait already.
+        :raises Refusal: as OVERLOADED if too many wait already, or if the instance that it is pinned to cannot take it.
         """
         ...
 
@@ -182,6 +189,10 @@ class Keepers(Protocol):
 
     def may_return(self, worker: str, instance_id: str) -> bool:
         """Whether an instance whose stream is not open may still come back."""
+        ...
+
+    def expect(self, instance: KeptInstance) -> bool:
+        """Waits for an instance of an earlier sidecar to come back. False: it cannot."""
         ...
 
     def relieved(self, worker: str, instance_id: str) -> None:
@@ -316,8 +327,27 @@ class RegistrationStore(Protocol):
         """Records that they are about to fire, and why. Synced on return: only then do they."""
         ...
 
+    async def unclaim(self, registrations: Sequence[Registration]) -> None:
+        """Records that they did not fire after all. Synced on return."""
+        ...
+
     async def remove(self, registrations: Sequence[Registration]) -> None:
         """Forgets registrations whose cleanup is done, or of which was reported. Unknown ones are passed over."""
+        ...
+
+
+Pin: TypeAlias = tuple[ScopeKey, str]
+"""A scope, and the worker set whose calls of it are pinned."""
+
+
+class PinStore(Protocol):
+    """Keeps which instance each scope is pinned to, also after the end of the sidecar."""
+
+    async def pin(self, pins: Mapping[Pin, str | None]) -> None:
+        """Has each scope pinned to this instance alone, for the calls of a worker set, or to none. Synced on return.
+
+        :raises StoreUnavailable: if the store cannot answer.
+        """
         ...
 
 

@@ -53,7 +53,9 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
         return refused(number, _INVALID, wrong)
     cleanup = None
     if asked.HasField("cleanup_call"):
-        cleanup = CleanupCall(asked.cleanup_call.tool, asked.cleanup_call.arguments or _NO_ARGUMENTS)
+        cleanup = CleanupCall(
+            asked.cleanup_call.tool, asked.cleanup_call.arguments or _NO_ARGUMENTS, call.caller.principal
+        )
     return Registration(
         f"reg_{secrets.token_hex(_ID_BYTES)}",
         Address(key, assignment.instance_id, tool.name, asked.name if asked.HasField("name") else None),

@@ -12,12 +12,14 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
-from sidecar.calls.firing import Firing, scope_name
+from sidecar.calls.cleanup import CleanupCalls
+from sidecar.calls.firing import Claimed, Firing, scope_name
 from sidecar.calls.outbound import refused
 from sidecar.calls.outcome import Refusal
+from sidecar.calls.pinning import PinRecord
 from sidecar.calls.ports import EndedScope, Keepers, StoreUnavailable
 from sidecar.calls.registrations import registration_of, scope_ending, too_many
-from sidecar.scope import Principal, Registration, Registry, ScopeEnding, ScopeKey, ScopeLimits
+from sidecar.scope import Kept, Principal, Registration, Registry, ScopeEnding, ScopeKey, ScopeLimits
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -28,6 +30,7 @@ _log = logging.getLogger(__name__)
 _CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _RUN = TeardownScope.TEARDOWN_SCOPE_RUN
 _SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
+_WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 _LASTING = (_RUN, _SESSION)
 _ENDS = {_RUN: TeardownReason.TEARDOWN_REASON_RUN_END, _SESSION: TeardownReason.TEARDOWN_REASON_SESSION_END}
 _RETRY_AFTER = 1.0
@@ -49,6 +52,11 @@ class Teardowns:
         self.firing = Firing(keepers, pipeline.limits.teardown_grace, pipeline.counters)
         self.at_scope_end: list[ScopeHook] = []
         """Who ends what of a scope is not running, such as calls that are paused; each answers how many it ended."""
+        self.registry.repinned = self._repinned
+        self.firing.stand_in = self._stand_in
+        self.pins: PinRecord | None = None
+        """Who has the store know of pins; `None`: nobody."""
+        self.cleanups = CleanupCalls(pipeline, self.firing, limits.cleanup_patience)
         self._pipeline = pipeline
         self._keepers = keepers
         self._limits = limits
@@ -251,9 +259,12 @@ class Teardowns:
         """Returns when nothing fires any more."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        if self.pins is not None:
+            await self.pins.settled()
 
     def close(self) -> None:
-        """Drops the timer, at the end of the sidecar."""
+        """Drops the timer, and begins nothing any more, at the end of the sidecar."""
+        self.cleanups.is_stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -283,9 +294,13 @@ class Teardowns:
         """Whether an instance keeps any cleanup, or is to run one."""
         return self.firing.is_open(instance_id) or bool(self.registry.kept_by(instance_id))
 
+    def holds(self, instance_id: str) -> bool:
+        """Whether a scope is pinned to an instance."""
+        return bool(self.registry.pins_to(instance_id))
+
     def outlasts(self, instance_id: str) -> bool:
-        """Whether an instance keeps something for a run, a session or a paused call."""
-        return any(
+        """Whether an instance keeps or holds something for a run, a session or a paused call."""
+        return self.holds(instance_id) or any(
             one.key.kind in _LASTING or (one.key.kind == _CALL and one.key not in self._of_calls)
             for one in self.registry.kept_by(instance_id)
         )
@@ -318,21 +333,54 @@ class Teardowns:
         for reason, claimed in by_reason.items():
             self._spawn(self.firing.fire(claimed, reason))
         gone = [one.registration for one in owed if one.registration.id not in still]
-        self._lose([one for number, one in kept.items() if number not in still and self.registry.claim_one(one)])
+        self._lose(
+            Claimed(one, _WORKER_LOST)
+            for number, one in kept.items()
+            if number not in still and self.registry.claim_one(one)
+        )
         self._spawn(self.firing.forget(gone))
         known = kept.keys() | {one.registration.id for one in owed}
         return [number for number in listed if number not in known]
 
     def lost(self, instance_id: str) -> None:
-        """An instance is gone for good, and what it kept with it, which is reported."""
-        owed = [one.registration for one in self.firing.take_open(instance_id)]
-        self._lose([*owed, *self._claimed(self.registry.claim_instance(instance_id))])
+        """An instance is gone for good. Cleanup calls stand in for what it kept, and the rest is reported."""
+        self._lose(self.firing.take_open(instance_id))
+        self._lose(Claimed(one, _WORKER_LOST) for one in self._claimed(self.registry.claim_instance(instance_id)))
 
-    def _lose(self, registrations: Sequence[Registration]) -> None:
-        for registration in registrations:
-            self.firing.lost(registration)
-        if registrations:
-            self._spawn(self.firing.forget(registrations))
+    def recover(self, kept: Kept) -> None:
+        """Takes over what an earlier sidecar has left, before anything else is kept."""
+        gone = [instance.id for instance in kept.instances if not self._keepers.expect(instance)]
+        for pin in kept.pins:
+            self.registry.pin(*pin)
+        stood_in: list[Registration] = []
+        for registration, reason in kept.registrations:
+            if reason is None:
+                self.registry.register(registration)
+            elif reason == _WORKER_LOST:
+                # Its cleanup call was made, or was about to be, and is not made twice.
+                stood_in.append(registration)
+                self.firing.lost(registration)
+            else:
+                self.firing.reopen(Claimed(registration, reason))
+        self._spawn(self.firing.forget(stood_in))
+        for instance_id in gone:
+            self.lost(instance_id)
+        self._watch_idle()
+
+    def _lose(self, claimed: Iterable[Claimed]) -> None:
+        over = [one.registration for one in claimed if self.firing.give_up(one)]
+        if over:
+            self._spawn(self.firing.forget(over))
+
+    def _stand_in(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        self._spawn(self.cleanups.stand_in(registration, reason))
+
+    def _repinned(self, key: ScopeKey, worker: str, before: str | None, after: str | None) -> None:
+        if before is not None and not self.registry.pins_to(before):
+            # Later: what is claimed right now is not to be claimed for another reason.
+            self._pipeline.loop.call_soon(self._keepers.relieved, worker, before)
+        if self.pins is not None:
+            self.pins.changed(key, worker, after)
 
     # --- parts of the above
 

@@ -1,5 +1,6 @@
 """Whom a call is for, and how long what it opened may live."""
 
+from sidecar.scope.kept import Kept, KeptInstance, KeptPin, KeptRegistration, digest_of_secret
 from sidecar.scope.keys import UNTIL_THE_STOP, ScopeKey
 from sidecar.scope.limits import ScopeLimits
 from sidecar.scope.principal import Principal, local_principal
@@ -11,6 +12,10 @@ __all__ = (
     "UNTIL_THE_STOP",
     "Address",
     "CleanupCall",
+    "Kept",
+    "KeptInstance",
+    "KeptPin",
+    "KeptRegistration",
     "Owner",
     "Principal",
     "Registration",
@@ -19,6 +24,7 @@ __all__ = (
     "ScopeEnding",
     "ScopeKey",
     "ScopeLimits",
+    "digest_of_secret",
     "local_principal",
     "scope_of",
 )

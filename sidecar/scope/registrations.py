@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from sidecar.scope.keys import ScopeKey
+from sidecar.scope.principal import Principal
 
 
 class CleanupCall(NamedTuple):
@@ -10,6 +11,8 @@ class CleanupCall(NamedTuple):
 
     tool: str
     arguments: bytes
+    caller: Principal
+    """Who had the registering call made: the cleanup may do what that may."""
 
 
 class Address(NamedTuple):

@@ -65,6 +65,10 @@ class Registry:
         self._by_id: dict[str, Registration] = {}
         """Oldest first, as are those of each instance."""
         self._by_instance: dict[str, dict[str, Registration]] = {}
+        self._pinned: dict[str, int] = {}
+        """How many pins there are to each instance."""
+        self.repinned: Callable[[ScopeKey, str, str | None, str | None], object] | None = None
+        """Is told of each pin that comes or goes: the scope, the worker set, the instance before and the one now."""
 
     def __len__(self) -> int:
         return len(self._scopes)
@@ -149,8 +153,10 @@ class Registry:
         scope = self._scope(key)
         if worker not in scope.pins:
             self._keep(scope, worker)
+        before = scope.pins.get(worker)
         scope.pins[worker] = instance_id
         self._touch(scope)
+        self._repin(key, worker, before, instance_id)
 
     def pinned(self, key: ScopeKey, worker: str) -> str | None:
         """The instance that the scope is pinned to."""
@@ -160,9 +166,15 @@ class Registry:
     def unpin(self, key: ScopeKey, worker: str) -> None:
         """What was held is gone."""
         scope = self._scopes.get(key)
-        if scope is not None and scope.pins.pop(worker, None) is not None:
+        before = scope.pins.pop(worker, None) if scope is not None else None
+        if scope is not None and before is not None:
             self._drop(scope, worker)
             self._forget_if_empty(scope)
+            self._repin(key, worker, before, None)
+
+    def pins_to(self, instance_id: str) -> int:
+        """How many scopes are pinned to an instance."""
+        return self._pinned.get(instance_id, 0)
 
     # --- ends: each claims, newest first, what is to fire now
 
@@ -246,6 +258,15 @@ class Registry:
         return registration.id in self._by_id and bool(self._claim((registration,)))
 
     # --- parts of the above
+
+    def _repin(self, key: ScopeKey, worker: str, before: str | None, after: str | None) -> None:
+        for instance_id, change in ((before, -1), (after, 1)):
+            if instance_id is not None:
+                pins = self._pinned[instance_id] = self._pinned.get(instance_id, 0) + change
+                if not pins:
+                    del self._pinned[instance_id]
+        if self.repinned is not None:
+            self.repinned(key, worker, before, after)
 
     def _scope(self, key: ScopeKey) -> LiveScope:
         scope = self._scopes.get(key)

@@ -4,11 +4,13 @@ from sidecar.calls.ports import StoreUnavailable
 from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
 from sidecar.storage.idempotency import SqliteIdempotencyStore
 from sidecar.storage.refusals import StoreRefused
+from sidecar.storage.teardowns import SqliteTeardownStore
 
 __all__ = (
     "Database",
     "DatabaseStatistics",
     "SqliteIdempotencyStore",
+    "SqliteTeardownStore",
     "StoreBusy",
     "StoreRefused",
     "StoreUnavailable",

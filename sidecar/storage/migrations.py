@@ -146,6 +146,64 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE artifact ADD COLUMN tool TEXT",
         "ALTER TABLE artifact ADD COLUMN execution_id TEXT",
     ),
+    (
+        """
+        CREATE TABLE teardown_instance (
+            id INTEGER PRIMARY KEY,
+            worker TEXT NOT NULL,
+            instance TEXT NOT NULL,
+            secret BLOB NOT NULL,
+            returns INTEGER NOT NULL,
+            UNIQUE (worker, instance)
+        )
+        """,
+        """
+        CREATE TABLE teardown_registration (
+            id INTEGER PRIMARY KEY,
+            registration TEXT NOT NULL UNIQUE,
+            instance INTEGER NOT NULL REFERENCES teardown_instance (id),
+            scope INTEGER NOT NULL,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            fact TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            name TEXT,
+            label TEXT,
+            cleanup_tool TEXT,
+            cleanup_arguments BLOB,
+            cleanup_caller TEXT,
+            cleanup_caller_authenticated INTEGER,
+            reason INTEGER
+        )
+        """,
+        "CREATE INDEX teardown_registration_instance ON teardown_registration (instance)",
+        """
+        CREATE TABLE teardown_pin (
+            id INTEGER PRIMARY KEY,
+            instance INTEGER NOT NULL REFERENCES teardown_instance (id),
+            scope INTEGER NOT NULL,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            fact TEXT NOT NULL,
+            UNIQUE (scope, tenant, subject, fact, instance)
+        )
+        """,
+        "CREATE INDEX teardown_pin_instance ON teardown_pin (instance)",
+        """
+        CREATE TRIGGER teardown_instance_done AFTER DELETE ON teardown_registration BEGIN
+            DELETE FROM teardown_instance WHERE id = old.instance
+                AND NOT EXISTS (SELECT 1 FROM teardown_registration WHERE instance = old.instance)
+                AND NOT EXISTS (SELECT 1 FROM teardown_pin WHERE instance = old.instance);
+        END
+        """,
+        """
+        CREATE TRIGGER teardown_instance_unpinned AFTER DELETE ON teardown_pin BEGIN
+            DELETE FROM teardown_instance WHERE id = old.instance
+                AND NOT EXISTS (SELECT 1 FROM teardown_registration WHERE instance = old.instance)
+                AND NOT EXISTS (SELECT 1 FROM teardown_pin WHERE instance = old.instance);
+        END
+        """,
+    ),
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 

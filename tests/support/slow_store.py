@@ -34,6 +34,9 @@ class SlowStore:
         await self._may.wait()
         self.claimed += [registration.id for registration in registrations]
 
+    async def unclaim(self, registrations: Sequence[Registration]) -> None:
+        raise NotImplementedError
+
     async def remove(self, registrations: Sequence[Registration]) -> None:
         if self.broken:
             raise StoreUnavailable("The store was broken on purpose.")

@@ -144,10 +144,19 @@ async def _(stage: Stage) -> Failure:
 @happens("the tool declares what is not provided", "no")
 async def _(stage: Stage) -> Failure:
     await stage.open()
-    await stage.attach(holds=TeardownScope.TEARDOWN_SCOPE_SESSION)
+    # Memory has no artifact store.
+    await stage.attach(wants={"text": "note"})
     return await stage.fails()
 
 
+@happens("the tool holds something for a session, and the call names none", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach(holds=SESSION)
+    return await stage.fails(run_id="r")
+
+
+SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 GITHUB = """
 [[credential]]
 service = "github"

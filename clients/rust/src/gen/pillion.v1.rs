@@ -662,6 +662,10 @@ pub struct ToolContext {
     /// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no.
     #[prost(bool, tag="23")]
     pub has_bus: bool,
+    /// Why this call is made, where it is a `CleanupCall` that the sidecar makes in place of an instance that is gone. Unset:
+    /// somebody else made it. Set by the sidecar.
+    #[prost(enumeration="TeardownReason", optional, tag="24")]
+    pub cleanup_reason: ::core::option::Option<i32>,
 }
 /// Why a call was asked to stop. A cancel is a signal, never a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
