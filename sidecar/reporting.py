@@ -65,6 +65,8 @@ async def reporting(
                     tools=len(catalogue.snapshot.tools),
                     generation=catalogue.snapshot.generation,
                     tasks=len(asyncio.all_tasks()),
+                    scopes=len(pipeline.teardowns.registry),
+                    registrations=pipeline.teardowns.registry.registrations,
                     sets=[workers.reading() for workers in catalogue.sets.values()],
                     streams=streams.reading(),
                     lost_log_lines=lost_lines(),

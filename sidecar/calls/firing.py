@@ -140,7 +140,7 @@ class Firing:
 
     def lost(self, registration: Registration) -> None:
         """Reports that a cleanup is gone with its instance."""
-        self._counters.add("teardowns_lost")
+        self._counters.add("lost_teardowns")
         _log.warning(
             "%s was lost: the instance that kept it is gone", described(registration), extra=_facts(registration)
         )

@@ -16,7 +16,6 @@ from sidecar.doors.access import Access
 from sidecar.doors.address import Address
 from sidecar.doors.certificates import Certificates
 from sidecar.doors.guard import Guard
-from sidecar.doors.unsupported import unsupported_handler
 from sidecar.telemetry import Counters
 from sidecar.wire.grpc import SERVER_OPTIONS
 
@@ -76,15 +75,7 @@ class Listeners:
         execute = execute_pb2.DESCRIPTOR.services_by_name["ToolHostService"]
         artifacts = artifacts_pb2.DESCRIPTOR.services_by_name["ArtifactService"]
         admin = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
-        self._callers.add_generic_rpc_handlers(
-            (
-                tool_host,
-                unsupported_handler(execute, ("EndScope",)),
-                artifact_door,
-                admin_door,
-                unsupported_handler(admin, ("WatchCalls",)),
-            )
-        )
+        self._callers.add_generic_rpc_handlers((tool_host, artifact_door, admin_door))
         self._workers.add_generic_rpc_handlers((worker_host, transfer_door))
         add_HealthServicer_to_server(self.health, self._callers)
         add_HealthServicer_to_server(self.health, self._workers)

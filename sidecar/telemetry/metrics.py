@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownReason
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.telemetry.counters import Counters
 from sidecar.telemetry.durations import Durations
@@ -18,6 +19,14 @@ _PREFIX = "FAILURE_KIND_"
 _FAILURES = "failures."
 _RESTARTS = "restarts."
 _KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118  # no dict
+_TEARDOWNS = "teardowns."
+_REASON_PREFIX = "TEARDOWN_REASON_"
+# A lost one is not fired.
+_REASONS = tuple(
+    name.removeprefix(_REASON_PREFIX).lower().replace("_", "-")
+    for name in TeardownReason.keys()  # noqa: SIM118  # no dict
+    if TeardownReason.Value(name) not in (0, TeardownReason.TEARDOWN_REASON_WORKER_LOST)
+)
 _LATE = "late_"
 
 _COUNTERS: Mapping[str, tuple[str, str]] = {
@@ -39,6 +48,8 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "unresponsive_peers": ("peers_unresponsive", "Workers that answered none of the last pings."),
     "malformed_messages": ("messages_malformed", "Messages that were no batch of frames."),
     "unknown_frames": ("frames_unknown", "Frames of a kind that this sidecar does not know."),
+    "failed_teardowns": ("teardowns_failed", "Cleanups that failed, or of which it is not known that they ran."),
+    "lost_teardowns": ("teardowns_lost", "Cleanups that were lost with the instance that kept them."),
     "internal_errors": ("internal_errors", "Failures of the sidecar itself; its log says more."),
 }
 """The counters that are metrics by themselves: name and help of the metric."""
@@ -50,7 +61,7 @@ _OVERSIZED = {
     "oversized_progress": "progress_out",
 }
 _LATE_KINDS = ("progress", "outcomes", "requests", "teardowns", "replies")
-_OTHERWISE = {*_COUNTERS, *_OVERSIZED, "results", "restarts", "coalesced_progress"}
+_OTHERWISE = {*_COUNTERS, *_OVERSIZED, "results", "restarts", "coalesced_progress", "teardowns"}
 
 
 class Page(NamedTuple):
@@ -85,6 +96,10 @@ class Metrics:
         yield from self._calls_of(counts, reading)
         yield from self._workers_of(counts, reading)
         yield from self._wire_of(counts, reading)
+        yield _gauge("scopes_live", "Runs, sessions and calls that something is kept for, or in use.", reading.scopes)
+        yield _gauge("registrations", "Cleanups that wait for an end.", reading.registrations)
+        ran = {reason: counts.get(_TEARDOWNS + reason, 0) for reason in _REASONS}
+        yield _counters_by("teardowns", "Cleanups that ran well, by why.", "reason", ran)
         yield _counter("log_lines_lost", "Lines of the log that nobody read in time.", reading.lost_log_lines)
         for name, (metric, help_) in _COUNTERS.items():
             yield _counter(metric, help_, counts.get(name, 0))
@@ -154,7 +169,7 @@ def render(page: Page, accept: str) -> tuple[str, bytes]:
 def _has_its_own(name: str) -> bool:
     return (
         name in _OTHERWISE
-        or name.startswith((_FAILURES, _RESTARTS))
+        or name.startswith((_FAILURES, _RESTARTS, _TEARDOWNS))
         or (name.startswith(_LATE) and name.removeprefix(_LATE) in _LATE_KINDS)
     )
 

@@ -45,6 +45,10 @@ class Reading(NamedTuple):
     """Of the catalogue."""
     tasks: int
     """Of the event loop."""
+    scopes: int
+    """Runs and sessions that a call is in, or that something is kept for, and calls with something of their own."""
+    registrations: int
+    """Cleanups that wait for an end."""
     sets: Sequence[SetReading]
     streams: StreamsReading
     lost_log_lines: int

@@ -32,7 +32,6 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 ATTACH = attach_pb2.DESCRIPTOR.services_by_name["WorkerHostService"]
 SERVICES = (EXECUTE, ARTIFACTS, ADMIN, ATTACH)
 
-NOT_DONE = {"EndScope"}
 OF_WORKERS = {"Upload", "Download"}
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 SECRET = "secret-of-the-inside"
@@ -70,17 +69,7 @@ async def _once() -> AsyncIterator[bytes]:
     yield b""
 
 
-# --- what is not done
-
-
-@on_sockets
-async def test_methods_that_are_not_done_yet_say_so(host: SocketHost) -> None:
-    async with Doors(host) as doors:
-        for method in methods((EXECUTE, ARTIFACTS, ADMIN)):
-            if method.name in NOT_DONE:
-                failure = detail_of(await error_of(doors.channel, method))
-                assert (failure.kind, failure.side_effects) == (FailureKind.FAILURE_KIND_UNSUPPORTED, NONE)
-                assert method.name in failure.message
+# --- who may ask for what
 
 
 @on_sockets
@@ -98,10 +87,9 @@ async def test_each_listener_serves_its_own_peers_alone(host: SocketHost) -> Non
 async def test_the_operators_service_is_for_users_of_this_machine(host: SocketHost) -> None:
     async with Doors(host) as doors:
         for method in ADMIN.methods:
-            if method.name not in NOT_DONE:
-                failure = detail_of(await error_of(doors.channel, method))
-                assert (failure.kind, failure.side_effects) == (FailureKind.FAILURE_KIND_DENIED, NONE)
-                assert "unix socket" in failure.message
+            failure = detail_of(await error_of(doors.channel, method))
+            assert (failure.kind, failure.side_effects) == (FailureKind.FAILURE_KIND_DENIED, NONE)
+            assert "unix socket" in failure.message
     assert not host.sidecar.stopping.is_set()
 
 

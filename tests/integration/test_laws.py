@@ -348,18 +348,26 @@ async def test_law_4_an_unknown_kind_of_request_is_refused_as_unsupported(host: 
 
 
 @everywhere
-async def test_law_4_a_teardown_registration_is_refused_by_its_own_code(host: Host) -> None:
+@pytest.mark.parametrize("facts", [{}, {"run_id": "r"}, {"session_id": "s"}, {"run_id": "r", "session_id": "s"}])
+async def test_law_4_a_teardown_registration_is_answered_or_refused_by_its_own_code(
+    host: Host, facts: dict[str, str]
+) -> None:
     worker, caller = await attach(host), await host.caller()
-    await caller.start(run_id="r", session_id="s")
+    await caller.start(**facts)
     invocation = await worker.next_invoke()
-    assert invocation.context.HasField("teardown_scopes")
-    assert not invocation.context.teardown_scopes.scopes
-    for number, scope in enumerate(TeardownScope.values()):
+    honoured = set(invocation.context.teardown_scopes.scopes)
+    assert len(honoured) == 2 + len(facts)
+    for number, scope in enumerate(TeardownScope.values(), 1):
         reply = await worker.register(
             invocation.call, RegisterTeardown(request_id=number, scope=scope, label="a label")
         )
         assert reply.request_id == number
-        assert reply.error.code == ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_SCOPE_UNSUPPORTED
+        if scope in honoured:
+            assert reply.teardown.registration_id
+        elif scope:
+            assert reply.error.code == ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_FACT_MISSING
+        else:
+            assert reply.error.code == ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_SCOPE_UNSUPPORTED
 
 
 @everywhere

@@ -294,7 +294,7 @@ def _everything() -> Measured:
     durations.add(0.003)
     durations.add(1e6)
     sets = [SetReading("main", {"active": 1}, 2, 1, 0, 3)]
-    reading = Reading(1, 2, 3, 4, sets, StreamsReading(1, 0, 10, 2, 1), 4)
+    reading = Reading(1, 2, 3, 4, 5, 6, sets, StreamsReading(1, 0, 10, 2, 1), 4)
     return Measured(counters, durations, Durations(), lambda: reading)
 
 

@@ -1,5 +1,6 @@
 """The exchanges of docs/protocol.md, sent and compared frame by frame."""
 
+import asyncio
 import base64
 import os
 import re
@@ -12,13 +13,15 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest, EndScopeResponse
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from tests.support import MemoryHost, Peer, StartHost, quiet
+from tests.support import Host, MemoryHost, Peer, StartHost, end_scope, quiet
 from tests.support.documents import Block, blocks
 
 PRELUDE, *EXCHANGES = blocks("docs/protocol.md", "frames")
 SETTINGS = {block.heading: block.text for block in blocks("docs/protocol.md", "toml")}
 ANY_TEXT = "…"
+END_SCOPE = "EndScope"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
 WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
@@ -73,18 +76,48 @@ def _differs(want: object, got: object, where: str) -> Iterator[str]:
         yield f"{where}: {want!r} shown, {got!r} came"
 
 
-async def play(block: Block, peers: dict[str, Peer]) -> None:
+class Played:
+    """What an exchange has come to: the ids that were given, and the end of a scope that was asked for."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.registrations: list[str] = []
+        self.ending: asyncio.Task[EndScopeResponse] | None = None
+
+    def filled(self, text: str) -> str:
+        """A line with what stands for ids and users in it."""
+        for number, registration in enumerate(self.registrations, 1):
+            text = text.replace(f"${number}", registration)
+        return text.replace(A_USER, f"local:{os.getuid()}")
+
+
+async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
     for line in lines(block):
         peer = peers[line.peer]
         if line.text == "end":
             assert (await peer.end()).code.name == "OK"
-            continue
-        frame = text_format.Parse(line.text.replace(A_USER, f"local:{os.getuid()}"), Frame())
-        if line.sends:
-            await peer.send(frame)
+        elif line.text.startswith(END_SCOPE):
+            await end(line, played)
+        elif line.sends:
+            await peer.send(text_format.Parse(played.filled(line.text), Frame()))
         else:
+            frame = text_format.Parse(played.filled(line.text), Frame())
             came = await peer.next(frame.call)
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
+            given = came.reply.teardown.registration_id
+            if given and given not in played.registrations:
+                played.registrations.append(given)
+
+
+async def end(line: Line, played: Played) -> None:
+    text = line.text.removeprefix(END_SCOPE).strip().removeprefix("{").removesuffix("}")
+    if line.sends:
+        request = text_format.Parse(text, EndScopeRequest())
+        played.ending = asyncio.get_running_loop().create_task(end_scope(played.host, request))
+    else:
+        assert played.ending is not None
+        came = await played.ending
+        assert not list(differences(text_format.Parse(text, EndScopeResponse()), came)), f"{line.text}\ncame as\n{came}"
 
 
 def cases() -> Iterator[Any]:
@@ -105,8 +138,9 @@ async def test_an_exchange_goes_as_it_is_told(
         credentials=_without_workers(text), granted=granted, keeps_artifacts=exchange.heading in WITH_ARTIFACTS
     )
     peers: dict[str, Peer] = {"worker": await host.worker(), "caller": await host.caller()}
-    await play(PRELUDE, peers)
-    await play(exchange, peers)
+    played = Played(host)
+    await play(PRELUDE, peers, played)
+    await play(exchange, peers, played)
     if isinstance(host, MemoryHost):
         await quiet()
     for name, peer in peers.items():

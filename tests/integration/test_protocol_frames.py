@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar._gen.pillion.v1.call_pb2 import CallerHello, StreamErrorReason
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
@@ -326,6 +327,11 @@ async def late(reaction: Reaction, _: str) -> None:
     reaction.is_untouched()
 
 
+async def settles(reaction: Reaction, _: str) -> None:
+    # Of those that are waited for the tests of teardown tell.
+    await late(reaction, "")
+
+
 async def ignores(reaction: Reaction, _: str) -> None:
     assert not reaction.counted()
     assert not reaction.frames(reaction.sender)
@@ -356,6 +362,7 @@ WORDS: dict[str, Callable[[Reaction, str], Awaitable[None]]] = {
         logs,
         leaves,
         late,
+        settles,
         ignores,
         error,
         closes,
@@ -456,7 +463,10 @@ async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, obser
         question = Frame(call=scene.on_worker)
         question.outbound_request.request_id = 3
         question.outbound_request.caller_request.method = "ask"
-        await scene.worker.send(progress(scene.on_worker), request, inner, question)
+        registration = Frame(call=scene.on_worker)
+        registration.register_teardown.request_id = 4
+        registration.register_teardown.scope = TeardownScope.TEARDOWN_SCOPE_CALL
+        await scene.worker.send(progress(scene.on_worker), request, inner, question, registration)
         await quiet()
         await scene.worker.send(*(progress(invocation.call) for invocation in scene.worker.invoked))
         await quiet()

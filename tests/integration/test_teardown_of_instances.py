@@ -235,7 +235,7 @@ async def test_what_an_instance_does_not_bring_back_is_reported_and_dropped(memo
     worker.cut()
     worker = await back(memory_host, welcome, second)
     await quiet()
-    assert memory_host.counts["teardowns_lost"] == 1
+    assert memory_host.counts["lost_teardowns"] == 1
     end = ending(memory_host)
     await ran(worker, second)
     assert await end == (1, 0, 0)
@@ -287,9 +287,9 @@ async def test_what_a_lost_instance_kept_is_reported_once_it_does_not_come_back(
     await quiet()
     assert await ending(memory_host, "t") == (1, 1, 0)
     await asyncio.sleep(50)
-    assert memory_host.counts["teardowns_lost"] == 0
+    assert memory_host.counts["lost_teardowns"] == 0
     await asyncio.sleep(20)
-    assert memory_host.counts["teardowns_lost"] == 2
+    assert memory_host.counts["lost_teardowns"] == 2
     assert await ending(memory_host) == (0, 0, 0)
     later = await memory_host.worker()
     again = await later.hello(

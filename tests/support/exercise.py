@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from sidecar._gen.pillion.v1.call_pb2 import Start, Started
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
@@ -30,6 +30,7 @@ TOOLS = ("send", "read", "put")
 EFFECTS = {"send": UNSAFE, "read": READ, "put": IDEMPOTENT}
 
 _KIB = 1024
+_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 # Everything is small, so that few steps reach every limit.
 SETUP = Setup(
     CallLimits(
@@ -340,7 +341,7 @@ FRAMES: dict[str, Callable[[int], Frame]] = {
     "oversized result": lambda run: result(run, b'"' + b"x" * 9 * _KIB + b'"'),
     "failure": lambda run: failure(run, side_effects=SideEffects.SIDE_EFFECTS_NONE),
     "request": _request,
-    "registration": lambda run: Frame(call=run, register_teardown=RegisterTeardown(request_id=2)),
+    "registration": lambda run: Frame(call=run, register_teardown=RegisterTeardown(request_id=2, scope=_CALL)),
     "wrong direction": lambda run: Frame(call=run, drain=Drain()),
     "no outcome": _no_outcome,
 }

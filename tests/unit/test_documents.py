@@ -39,6 +39,7 @@ from sidecar.config import (
 )
 from sidecar.credentials.settings import _SECTIONS, CredentialSection, CredentialStores
 from sidecar.doors.status import CODES, ENDING_CODES
+from sidecar.scope import ScopeLimits
 from sidecar.wire.limits import WireLimits
 from sidecar.workers.limits import WorkerLimits
 from tests.support.documents import ROOT, anchors, blocks, lines, links, table
@@ -51,7 +52,20 @@ CAUSES = "Cause, invoked, effects"
 BODIES = {field.name for field in Frame.DESCRIPTOR.oneofs_by_name["body"].fields}
 WAYS = {"caller → sidecar", "sidecar → caller", "sidecar → worker", "worker → sidecar"}
 STATES = [state.name for state in CallState]
-WORDS_ALONE = {"opens", "ends", "replies", "forwards", "logs", "leaves", "late", "ignores", "sent", "never", "-"}
+WORDS_ALONE = {
+    "opens",
+    "ends",
+    "replies",
+    "forwards",
+    "logs",
+    "leaves",
+    "late",
+    "settles",
+    "ignores",
+    "sent",
+    "never",
+    "-",
+}
 MADE = {"bench/out.json", "demo-output/airports.png"}
 """Files that are named and made by a target, so that a fresh clone has none of them."""
 RESERVED = {"output": {"worker → sidecar", "sidecar → caller"}, "input": {"caller → sidecar", "sidecar → worker"}}
@@ -222,7 +236,13 @@ def test_every_exit_code_of_a_call_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("heading", "kind"),
-    [("calls", CallLimits), ("wire", WireLimits), ("workers", WorkerLimits), ("artifacts", ArtifactLimits)],
+    [
+        ("calls", CallLimits),
+        ("wire", WireLimits),
+        ("workers", WorkerLimits),
+        ("artifacts", ArtifactLimits),
+        ("scopes", ScopeLimits),
+    ],
 )
 def test_every_limit_is_told_with_its_default(heading: str, kind: type) -> None:
     told = {row["Setting"]: row["Default"].replace(",", "") for row in table(CONFIGURE, f"[limits.{heading}]")}

@@ -502,8 +502,8 @@ Global___RegisterTeardown: _TypeAlias = RegisterTeardown  # noqa: Y015
 class RunTeardown(_message.Message):
     """Fires a registration.
 
-    Direction: sidecar to worker, on call 0. Legal: at most once a registration. Must follow: one `TeardownDone` within
-    `timeout`.
+    Direction: sidecar to worker, on call 0. Legal: at most once a registration. Those that fire together come newest
+    first, and run at the same time. Must follow: one `TeardownDone` within `timeout`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -538,8 +538,8 @@ Global___RunTeardown: _TypeAlias = RunTeardown  # noqa: Y015
 class TeardownDone(_message.Message):
     """A cleanup ran.
 
-    Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`; another is dropped and counted. Must follow:
-    nothing.
+    Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`, within its `timeout`; another is dropped and
+    counted. Must follow: nothing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -596,7 +596,8 @@ Global___Release: _TypeAlias = Release  # noqa: Y015
 class Drain(_message.Message):
     """Asks an instance to finish.
 
-    Direction: sidecar to worker, on call 0. Legal: once. Must follow: the outcomes of running calls, then `Goodbye`.
+    Direction: sidecar to worker, on call 0. Legal: once; an instance that keeps cleanups for runs or sessions is asked
+    when those have run. Must follow: the outcomes of running calls, then `Goodbye`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -650,7 +651,8 @@ Global___ToolsChanged: _TypeAlias = ToolsChanged  # noqa: Y015
 class Goodbye(_message.Message):
     """An instance leaves: it takes no new calls, and running ones finish.
 
-    Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then half-close.
+    Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then `TeardownDone` for
+    each cleanup that the instance keeps, which fire now, then half-close. The sidecar ends the stream by itself, too.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
