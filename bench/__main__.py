@@ -26,7 +26,19 @@ from typing import Any, Final
 import psutil
 
 from bench.figures import FIGURES, report, table
-from bench.measures import Found, Rounds, artifacts, latency, memory, neighbours, nesting, say, streams, throughput
+from bench.measures import (
+    Found,
+    Rounds,
+    artifacts,
+    lasting,
+    latency,
+    memory,
+    neighbours,
+    nesting,
+    say,
+    streams,
+    throughput,
+)
 from bench.processes import ProcessError
 
 OUTPUT: Final = Path(__file__).parent / "out.json"
@@ -52,6 +64,8 @@ MEASURES: Final[dict[Callable[[Rounds], Awaitable[Found]], tuple[str, ...]]] = {
     artifacts.memory: ("artifact_1gib_rss_growth_mib",),
     memory.stalled: ("stalled_reader_rss_growth_mib",),
     memory.start: ("start_seconds", "idle_rss_mib"),
+    lasting.registrations: ("teardown_register_p50_ms",),
+    lasting.sticky: ("sticky_overhead_us",),
     latency.at_rate: ("added_p50_ms_at_1000_qps",),
     latency.cancel: ("cancel_to_tool_p99_ms",),
     memory.in_flight: ("inflight_1000_rss_mib",),

@@ -47,6 +47,8 @@ FIGURES: Final = (
     Figure("keyed_call_overhead_us", "p50 of one call at a time with an idempotency key, less without"),
     Figure("credential_push_overhead_us", "p50 of one call at a time with a credential it needs, less without"),
     Figure("caller_request_p50_ms", "from a tool's question to its caller's answer, which comes at once"),
+    Figure("teardown_register_p50_ms", "from a tool's registration for its session until that is on the disk"),
+    Figure("sticky_overhead_us", "p50 of one call at a time of a tool that holds a session, less of one that does not"),
     Figure("added_p50_ms_at_1000_qps", "p50 over 16 streams with 1 KiB, less a bare host's"),
     Figure("cancel_to_tool_p99_ms", "from the caller's cancel to the tool"),
     Figure("inflight_1000_rss_mib", "sidecar with 1,000 calls in flight on four instances"),

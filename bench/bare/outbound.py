@@ -6,28 +6,27 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from bench.bare.frames import Template
-from bench.bare.stubs import Frame, OutboundRequest, Reply
+from bench.bare.stubs import Reply
 
 
 class Repeated:
-    """One request of one call, so many times at once: each time it is answered it is made anew, until `stop`."""
+    """Requests of one call, so many at once: whenever one is answered the next is made, until `stop`.
 
-    def __init__(self, call: int, request: OutboundRequest, width: int, send: Callable[[bytes], None]) -> None:
+    `message` makes one, of an id that is free again and the number of answers before it.
+    """
+
+    def __init__(self, message: Callable[[int, int], bytes], width: int, send: Callable[[bytes], None]) -> None:
         self.answered_at: list[float] = []
         """When each answer came."""
+        self._message = message
         self._send = send
-        self._messages = {}
-        for number in range(1, width + 1):
-            request.request_id = number
-            self._messages[number] = Template(Frame(outbound_request=request)).fill(call)
         self._open = width
         self._stopping = False
         self._wanted = 0
         self._news = asyncio.Event()
         self._failed = ""
-        for message in self._messages.values():
-            send(message)
+        for request_id in range(1, width + 1):
+            send(message(request_id, 0))
 
     def replied(self, reply: Reply) -> None:
         """An answer came."""
@@ -35,11 +34,12 @@ class Repeated:
             self._failed = str(reply)[:200]
             self._stopping = True
         self.answered_at.append(time.perf_counter())
+        answered = len(self.answered_at)
         if self._stopping:
             self._open -= 1
         else:
-            self._send(self._messages[reply.request_id])
-        if not self._open or len(self.answered_at) == self._wanted:
+            self._send(self._message(reply.request_id, answered))
+        if not self._open or answered == self._wanted:
             self._news.set()
 
     async def answered(self, count: int) -> None:

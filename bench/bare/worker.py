@@ -25,6 +25,7 @@ from bench.bare.outbound import Repeated
 from bench.bare.stubs import (
     ATTACH,
     FAILURE_KIND_CANCELLED,
+    TEARDOWN_SCOPE_SESSION,
     AttachResponse,
     CallerAsk,
     Failure,
@@ -34,7 +35,9 @@ from bench.bare.stubs import (
     Outcome,
     Pong,
     Progress,
+    RegisterTeardown,
     Result,
+    TeardownDone,
     ToolsCall,
     WorkerHello,
 )
@@ -78,6 +81,7 @@ class Worker:
             tools.REPORT: self._report,
             tools.ECHO: self._echo,
             tools.SIGNED: self._echo,
+            tools.HELD: self._echo,
             tools.SINK: self._sink,
             tools.HOLD: self._hold,
         }
@@ -86,6 +90,7 @@ class Worker:
             tools.BURST: self._burst,
             tools.NEST: self._nest,
             tools.ASK: self._ask,
+            tools.KEEP: self._keep,
         }
 
     async def read(self) -> None:
@@ -96,6 +101,9 @@ class Worker:
                     self._invoke(frame)
                 elif frame.HasField("reply"):
                     self._asking[frame.call].replied(frame.reply)
+                elif frame.HasField("run_teardown"):
+                    done = TeardownDone(registration_id=frame.run_teardown.registration_id)
+                    self._queue.append(batch(Frame(teardown_done=done)))
                 elif frame.HasField("cancel"):
                     self._cancel(frame.call)
                 elif frame.HasField("ping"):
@@ -177,8 +185,11 @@ class Worker:
         await self._finish(call)
 
     async def _nest(self, call: int, width: int, seconds: float, watch: int) -> None:
-        asked = ToolsCall(tool=tools.ECHO, arguments=json.dumps(tools.ARGUMENTS).encode())
-        repeated = await self._repeat(call, OutboundRequest(tools_call=asked), width)
+        asked = OutboundRequest(tools_call=ToolsCall(tool=tools.ECHO, arguments=json.dumps(tools.ARGUMENTS).encode()))
+        messages = [b""]
+        for asked.request_id in range(1, width + 1):
+            messages.append(batch(Frame(call=call, outbound_request=asked)))  # the id is set in place
+        repeated = await self._repeat(call, lambda request_id, _: messages[request_id], width)
         await asyncio.sleep(seconds / 5)
         window, before = Window(watch), len(repeated.answered_at)
         await asyncio.sleep(seconds)
@@ -188,14 +199,25 @@ class Worker:
 
     async def _ask(self, call: int, count: int) -> None:
         asked = CallerAsk(method=tools.ASKED, params=json.dumps(tools.ARGUMENTS).encode())
-        repeated = await self._repeat(call, OutboundRequest(caller_request=asked), 1)
+        message = batch(Frame(call=call, outbound_request=OutboundRequest(request_id=1, caller_request=asked)))
+        await self._one_by_one(call, count, lambda *_: message)
+
+    async def _keep(self, call: int, count: int) -> None:
+        def message(request_id: int, answered: int) -> bytes:
+            registration = RegisterTeardown(request_id=request_id, scope=TEARDOWN_SCOPE_SESSION, name=str(answered))
+            return batch(Frame(call=call, register_teardown=registration))
+
+        await self._one_by_one(call, count, message)
+
+    async def _one_by_one(self, call: int, count: int, message: Callable[[int, int], bytes]) -> None:
+        repeated = await self._repeat(call, message, 1)
         await repeated.answered(count + 1)
         await repeated.stop()
         took = [end - begin for begin, end in pairwise(repeated.answered_at[: count + 1])]
         await self._finish(call, {"p50_ms": quantile(took[count // 10 :], 0.5) * 1e3})
 
-    async def _repeat(self, call: int, request: OutboundRequest, width: int) -> Repeated:
-        repeated = self._asking[call] = Repeated(call, request, width, self._queue.append)
+    async def _repeat(self, call: int, message: Callable[[int, int], bytes], width: int) -> Repeated:
+        repeated = self._asking[call] = Repeated(message, width, self._queue.append)
         await self.flush()
         return repeated
 

@@ -54,21 +54,25 @@ class Caller:
         await asyncio.gather(*loops)
         return answer | {"progress": seen / done}
 
-    async def latency(self, *, tool: str, calls: int, arguments: dict[str, Any], keys: str = "") -> Answer:
+    async def latency(
+        self, *, tool: str, calls: int, arguments: dict[str, Any], keys: str = "", session: str | None = None
+    ) -> Answer:
         """Calls one at a time, each with a key of its own if `keys` is a prefix; a tenth is warm-up."""
         clock = time.perf_counter
         took: list[float] = []
         for number in range(calls):
-            options: pillion.CallOptions = {"idempotency_key": f"{keys}-{number}"} if keys else {}
+            options: pillion.CallOptions = {"session_id": session}
+            if keys:
+                options["idempotency_key"] = f"{keys}-{number}"
             begin = clock()
             await self._host.call(tool, arguments, **options)
             took.append(clock() - begin)
         took = took[calls // 10 :]
         return {"p50_ms": quantile(took, 0.5) * 1e3, "p99_ms": quantile(took, 0.99) * 1e3}
 
-    async def run(self, *, tool: str, arguments: dict[str, Any]) -> Answer:
+    async def run(self, *, tool: str, arguments: dict[str, Any], session: str | None = None) -> Answer:
         """One call, and what it returned."""
-        answer: Answer = await self._host.call(tool, arguments)
+        answer: Answer = await self._host.call(tool, arguments, session_id=session)
         return answer
 
     async def asked(self, *, count: int) -> Answer:
