@@ -25,7 +25,7 @@ from pillion._caller.artifacts import HostArtifacts
 from pillion._caller.call import Call
 from pillion._caller.host import CallOptions, EndedScope, Host, connect
 from pillion._caller.listing import HostInfo, ToolAnnotations, ToolInfo, Tools
-from pillion._caller.outcome import Paused, Progress, Result
+from pillion._caller.outcome import Paused, Progress, RegisteredTeardown, Result
 from pillion._caller.questions import PeerError, Question
 from pillion._facts import (
     CallerPrincipal,
@@ -33,6 +33,7 @@ from pillion._facts import (
     Effects,
     Identity,
     ParentAnchor,
+    Registration,
     Secret,
     SideEffects,
     TeardownReason,
@@ -80,6 +81,8 @@ __all__ = (
     "Placement",
     "Progress",
     "Question",
+    "RegisteredTeardown",
+    "Registration",
     "Result",
     "Secret",
     "SideEffects",

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pillion import _failures, _json
-from pillion._caller.outcome import Outcome, Progress, Result, read_outcome, value_of
-from pillion._facts import CancelReason, Identity, Trace, set_seconds
+from pillion._caller.outcome import Outcome, Progress, RegisteredTeardown, Result, read_outcome, value_of
+from pillion._facts import CancelReason, Identity, TeardownScope, Trace, set_seconds
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PROGRESS_KEPT = 32
 """How many reports of a call are kept for who iterates; older ones give way."""
+TEARDOWNS_KEPT = 32
+"""How many registrations of a call are kept; older ones give way."""
 
 
 def start_of(  # noqa: C901, PLR0913  # the facts of a call are many, and each has its name and is set if it is there
@@ -108,6 +110,7 @@ class Call:
         "resend",
         "since",
         "stream",
+        "teardowns",
         "tool_call_id",
         "waiter",
     )
@@ -141,6 +144,8 @@ class Call:
         """The catalogue's generation that the call is pinned to; `None` as above."""
         self.joined = False
         """Whether the call joined or replays an earlier one with the same idempotency key."""
+        self.teardowns: tuple[RegisteredTeardown, ...] = ()
+        """What its tool has registered for the ends of scopes, the newest 32 of it."""
         self.outcome: Outcome | None = None
         """How it ended, as it came; `None` while it did not."""
         self._link = link
@@ -264,6 +269,14 @@ class Call:
             reports[0].coalesced += dropped.coalesced + 1
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def registered(self, frame: Frame) -> None:
+        """The call's tool registered something for the end of a scope."""
+        told = frame.teardown_registered
+        if 1 <= told.scope <= len(TeardownScope):
+            label = told.label if told.HasField("label") else None
+            made = RegisteredTeardown(TeardownScope(told.scope), told.key_digest, label, told.reused)
+            self.teardowns = (*self.teardowns, made)[-TEARDOWNS_KEPT:]
 
     def decided(self, frame: Frame) -> None:
         """The call's last frame came."""

@@ -34,6 +34,8 @@ from pillion._wire.security import Security, StrPath, Tls, Token, TokenSource
 
 _SERVICE = "/pillion.v1.ToolHostService/"
 _REQUEST_SECONDS = 30.0
+_END_SECONDS = 120.0
+"""Calls are waited for, and cleanups run: more than a sidecar gives those by default."""
 _HUMAN_SECONDS = 600.0
 """How long a sidecar lets people answer, where nobody says."""
 _CONSENT_REFUSED: Mapping[str, type[_failures.CallFailed]] = {
@@ -79,9 +81,9 @@ class EndedScope:
     fired: int
     """Cleanups that ran."""
     failed: int
-    """Those of them that failed or took too long."""
+    """Those of them that failed, took too long, or were lost with their worker."""
     cancelled: int
-    """Running calls that were cancelled."""
+    """Running calls that were cancelled, and paused ones that are not resumed any more."""
 
 
 class Host:
@@ -201,20 +203,20 @@ class Host:
         return read_info(await self._ask("GetInfo", None, GetInfoResponse))
 
     async def end_run(self, run_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a run: refuses new calls of it, cancels running ones, runs its cleanups.
+        """Ends a run of a subject: cancels its calls, waits for them, and has run what tools keep for its end.
 
+        Meanwhile no new call of it is taken; afterwards one of the same id is a new run. One that does not exist, or
+        that another ends just now, answers zeros. The end goes on where this is cancelled.
+
+        :raises Denied: if this caller may not act for the subject.
+        :raises InvalidArguments: if this can be no id.
         :raises ConnectionFailed: if the sidecar does not answer.
         """
-        request = EndScopeRequest(run_id=run_id)
-        return await self._end_scope(request, identity)
+        return await self._end_scope(EndScopeRequest(run_id=run_id), identity)
 
     async def end_session(self, session_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a session, likewise.
-
-        :raises ConnectionFailed: if the sidecar does not answer.
-        """
-        request = EndScopeRequest(session_id=session_id)
-        return await self._end_scope(request, identity)
+        """Ends a session of a subject, in the same way as `end_run`."""
+        return await self._end_scope(EndScopeRequest(session_id=session_id), identity)
 
     async def complete_consent(self, service: str, callback: str | Secret, identity: Identity | None = None) -> None:
         """Hands in what a person was sent back with after they authorised a service for this subject.
@@ -257,13 +259,18 @@ class Host:
     async def _end_scope(self, request: EndScopeRequest, identity: Identity | None) -> EndedScope:
         if identity is not None:
             request.identity.CopyFrom(_listing(identity).identity)
-        answer = await self._ask("EndScope", request, EndScopeResponse)
+        try:
+            answer = await self._ask("EndScope", request, EndScopeResponse, _END_SECONDS)
+        except _failures.ConnectionFailed as error:
+            if error.reason is None:
+                raise
+            raise _failures.failed(error.reason) from None
         return EndedScope(answer.fired, answer.failed, answer.cancelled)
 
-    async def _ask(self, method: str, request: Any, answer: type[Any]) -> Any:
+    async def _ask(self, method: str, request: Any, answer: type[Any], seconds: float = _REQUEST_SECONDS) -> Any:
         message = b"" if request is None else request.SerializeToString()
         try:
-            return answer.FromString(await self._connection.request(_SERVICE + method, message, _REQUEST_SECONDS))
+            return answer.FromString(await self._connection.request(_SERVICE + method, message, seconds))
         except DecodeError:
             raise _failures.ConnectionFailed("The sidecar's answer cannot be read.") from None
 

@@ -1,12 +1,13 @@
 """How a call ended, as the wire has it, and what it reported on its way."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pillion import _failures, _json
 from pillion._artifacts import ArtifactMeta, read_meta
 from pillion._content import Content, read_content
-from pillion._facts import SideEffects
+from pillion._facts import SideEffects, TeardownScope
 from pillion._gen.pillion.v1 import outcome_pb2
 
 
@@ -98,6 +99,19 @@ class Progress:
 
     def __repr__(self) -> str:
         return f"<Progress {self.sequence}, {len(self.json)} bytes, {self.coalesced} lost before it>"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTeardown:
+    """What a running tool keeps for the end of a scope."""
+
+    scope: TeardownScope
+    key_digest: str
+    """Twelve hexadecimal digits that are the same for all that is kept for that run or session."""
+    label: str | None
+    """The tool's name of it, for people; not trusted."""
+    reused: bool
+    """Whether it was kept already."""
 
 
 def read_outcome(outcome: outcome_pb2.Outcome) -> Outcome:

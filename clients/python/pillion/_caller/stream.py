@@ -48,6 +48,7 @@ class CallStream:
         handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "started": self._started,
             "progress": self._progress,
+            "teardown_registered": self._registered,
             "outcome": self._outcome,
             "caller_request": self._asked,
             "consent": questions.consent,
@@ -135,6 +136,11 @@ class CallStream:
         call = self.calls.get(frame.call)
         if call is not None:
             call.reported(frame)
+
+    def _registered(self, frame: Frame) -> None:
+        call = self.calls.get(frame.call)
+        if call is not None:
+            call.registered(frame)
 
     def _outcome(self, frame: Frame) -> None:
         call = self.calls.pop(frame.call, None)

@@ -12,7 +12,7 @@ from pillion._caller import call as _call
 from pillion._caller import host as _host
 from pillion._caller.host import CallOptions, EndedScope
 from pillion._caller.listing import HostInfo, Tools
-from pillion._caller.outcome import Outcome, Progress, Result
+from pillion._caller.outcome import Outcome, Progress, RegisteredTeardown, Result
 from pillion._caller.questions import Handler, Question
 from pillion._facts import CancelReason, Identity, Secret
 from pillion._sync.artifacts import Artifacts
@@ -80,6 +80,11 @@ class Call:
         """The caller's id of the call, or the one that was minted for it; `None` as above."""
         return self._call.tool_call_id
 
+    @property
+    def teardowns(self) -> tuple[RegisteredTeardown, ...]:
+        """What its tool has registered for the ends of scopes, the newest 32 of it."""
+        return self._call.teardowns
+
 
 class Host:
     """A connection to a sidecar, for use by any number of threads. Every method is that of `pillion.Host`."""
@@ -138,11 +143,11 @@ class Host:
         return self._portal.wait(self._host.info())
 
     def end_run(self, run_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a run."""
+        """Ends a run, and answers what that did."""
         return self._portal.wait(self._host.end_run(run_id, identity))
 
     def end_session(self, session_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a session."""
+        """Ends a session, and answers what that did."""
         return self._portal.wait(self._host.end_session(session_id, identity))
 
     def complete_consent(self, service: str, callback: str | Secret, identity: Identity | None = None) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pillion import _failures, _json, _refusals
 from pillion._content import write_content
-from pillion._facts import CancelReason, Effects, SideEffects, set_seconds
+from pillion._facts import CancelReason, Effects, SideEffects, TeardownScope, set_seconds
 from pillion._failures import FailureKind
 from pillion._gen.pillion.v1.artifacts_pb2 import DownloadRequest
 from pillion._gen.pillion.v1.context_pb2 import ToolContext as ContextMessage
@@ -19,6 +19,7 @@ from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, Teardow
 from pillion._gen.pillion.v1.worker_pb2 import Invoke, LogLevel, Progress, RegisterTeardown
 from pillion._wire.channel import Transport
 from pillion._wire.outbox import Lane
+from pillion._worker.cleanups import Kept
 from pillion._worker.context import ToolContext
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries, Requests
@@ -51,8 +52,8 @@ class Owner(Protocol):
         """A stream of a download; without a request, of an upload."""
         ...
 
-    def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
-        """A cleanup was registered."""
+    def expect_cleanup(self, call: int, request_id: int, kept: Kept) -> None:
+        """A cleanup is on its way to be registered."""
         ...
 
 
@@ -357,9 +358,12 @@ class Execution:
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
         """Registers a cleanup."""
-        accepted = (await self._asking().ask(registration, None)).teardown
-        self._owner.keep_cleanup(accepted.registration_id, cleanup)
-        return accepted
+        kept = Kept(cleanup, self.tool.name, TeardownScope(registration.scope), registration.HasField("cleanup_call"))
+
+        def sent(request_id: int) -> None:
+            self._owner.expect_cleanup(self._lane.call, request_id, kept)
+
+        return (await self._asking().ask(registration, None, sent=sent)).teardown
 
     def deliveries(self, subscription: str) -> Deliveries:
         """What comes for a subscription."""

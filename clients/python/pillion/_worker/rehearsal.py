@@ -1,8 +1,11 @@
 """A tool's call without a sidecar, for the tests of who writes tools."""
 
 import asyncio
+import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,8 +30,44 @@ Answers = Callable[[OutboundRequest], Reply]
 """Answers what a tool asks; raises a `RequestRefused` to refuse."""
 
 
+_ENDS = {
+    TeardownScope.CALL: TeardownReason.CALL_END,
+    TeardownScope.RUN: TeardownReason.RUN_END,
+    TeardownScope.SESSION: TeardownReason.SESSION_END,
+    TeardownScope.SHUTDOWN: TeardownReason.SHUTDOWN,
+}
+_FACTS = {TeardownScope.RUN: "run_id", TeardownScope.SESSION: "session_id"}
+_KEY_DIGITS = 12
+
+
+@dataclass(slots=True)
+class RegisteredCleanup:
+    """What a tool has registered for the end of a scope."""
+
+    tool: str
+    scope: TeardownScope
+    key: str | None
+    """What `ToolContext.session_key` answered."""
+    cleanup: Cleanup
+    """The first that was registered; it is the one that runs."""
+    name: str | None
+    label: str | None
+    cleanup_call: tuple[str, Any] | None
+    """The tool, and its arguments."""
+    count: int = 1
+    """How many times it was registered."""
+
+    @property
+    def address(self) -> tuple[object, ...]:
+        """What it shares with another that is the same again."""
+        return self.tool, self.scope, self.key, self.name
+
+
 class Rehearsal:
-    """What a tool did in a rehearsed call, and the way to disturb it. One for each call."""
+    """What a tool did in a rehearsed call, and the way to disturb it.
+
+    One for each call; or one for several, one after the other, that register cleanups for the same run or session.
+    """
 
     def __init__(self, answers: Answers | None = None, artifacts: Artifacts | None = None) -> None:
         self.progress: list[Any] = []
@@ -37,8 +76,8 @@ class Rehearsal:
         """Its lines of log: level, message, fields."""
         self.requests: list[OutboundRequest] = []
         """What it asked of the sidecar."""
-        self.cleanups: list[tuple[TeardownScope, Cleanup]] = []
-        """What it registered for the end of a scope. A rehearsed call runs none of them: see `tear_down`."""
+        self.cleanups: list[RegisteredCleanup] = []
+        """What it registered for the ends of scopes, in order. A rehearsed call runs none of them: see `tear_down`."""
         self.context: ToolContext | None = None
         """Its context, once it runs."""
         self.artifacts = artifacts
@@ -52,14 +91,17 @@ class Rehearsal:
         if self.context is not None and self.context.signal.set(reason) and self._task is not None:
             self._task.cancel()
 
-    async def tear_down(self, scope: TeardownScope, reason: TeardownReason = TeardownReason.SHUTDOWN) -> None:
-        """Runs what was registered for a scope, newest first."""
-        due = [cleanup for registered, cleanup in self.cleanups if registered is scope]
-        self.cleanups = [entry for entry in self.cleanups if entry[0] is not scope]
-        for cleanup in reversed(due):
-            work = cleanup(reason)
-            if work is not None:
-                await work
+    async def tear_down(self, scope: TeardownScope, reason: TeardownReason | None = None) -> int:
+        """Ends a scope: runs what was registered for it, newest first, as a worker would. Answers how many ran.
+
+        `reason` is what they are told; by default that of an end that was asked for. What one raises comes out as it
+        is, and those after it are registered still.
+        """
+        due = [registered for registered in self.cleanups if registered.scope is scope]
+        for registered in reversed(due):
+            self.cleanups.remove(registered)
+            await _clean(registered.cleanup, reason or _ENDS[scope])
+        return len(due)
 
     # --- the port of the context
 
@@ -114,9 +156,32 @@ class Rehearsal:
         return reply
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
-        """Keeps a cleanup."""
-        self.cleanups.append((TeardownScope(registration.scope), cleanup))
+        """Keeps a cleanup, or refuses it, as a sidecar does."""
+        scope = TeardownScope(registration.scope)
+        context = self._running
+        if scope not in (context.teardown_scopes or ()):
+            raise _not_honoured(scope)
+        called = registration.cleanup_call
+        made = RegisteredCleanup(
+            tool=context.tool,
+            scope=scope,
+            key=context.session_key(scope),
+            cleanup=cleanup,
+            name=registration.name if registration.HasField("name") else None,
+            label=registration.label if registration.HasField("label") else None,
+            cleanup_call=(called.tool, _json.decode(called.arguments or b"{}")) if called.tool else None,
+        )
+        for number, standing in enumerate(self.cleanups, 1):
+            if standing.address == made.address:
+                standing.count += 1
+                return TeardownAccepted(registration_id=str(number), reused=True, count=standing.count)
+        self.cleanups.append(made)
         return TeardownAccepted(registration_id=str(len(self.cleanups)), count=1)
+
+    @property
+    def _running(self) -> ToolContext:
+        assert self.context is not None, "a tool that registers has its context"  # noqa: S101  # set before it runs
+        return self.context
 
     def deliveries(self, subscription: str) -> Deliveries:
         """Nothing comes."""
@@ -235,11 +300,13 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
         for name in ("traceparent", "tracestate", "baggage"):
             if getattr(trace, name) is not None:
                 setattr(message.trace, name, getattr(trace, name))
-    message.teardown_scopes.SetInParent()
+    _open_scopes(message)
     if credentials is not None:
         message.has_credentials = bool(credentials)
         _push(tool, credentials, message)
     if context is not None:
+        if context.HasField("teardown_scopes"):
+            message.ClearField("teardown_scopes")
         message.MergeFrom(context)
     if answers is None and credentials is not None:
         answers = _issuing(credentials)
@@ -247,6 +314,38 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     if artifacts is not None:
         rehearsal.artifacts = artifacts
     return await rehearsal.run(tool, arguments, message, answers)
+
+
+async def _clean(cleanup: Cleanup, reason: TeardownReason) -> None:
+    if inspect.iscoroutinefunction(cleanup):
+        await cleanup(reason)
+        return
+    answer = await asyncio.to_thread(cleanup, reason)
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def _open_scopes(message: context_pb2.ToolContext) -> None:
+    """Has the context name the scopes that a sidecar would honour, and the keys to pool under."""
+    for scope in TeardownScope:
+        fact = _FACTS.get(scope)
+        if fact is None:
+            message.teardown_scopes.scopes.append(scope.value)  # type: ignore[arg-type]  # the same numbers
+        elif value := getattr(message, fact):
+            message.teardown_scopes.scopes.append(scope.value)  # type: ignore[arg-type]  # the same numbers
+            digest = hashlib.sha256(f"{fact} {value}".encode()).hexdigest()[:_KEY_DIGITS]
+            message.session_keys.add(scope=scope.value, digest=digest)
+
+
+def _not_honoured(scope: TeardownScope) -> _refusals.TeardownRefused:
+    fact = _FACTS.get(scope)
+    if fact is not None:
+        return _refusals.TeardownRefused(
+            _refusals.ReplyCode.TEARDOWN_FACT_MISSING, f"The call names no {fact}: pass {fact}=."
+        )
+    return _refusals.TeardownRefused(
+        _refusals.ReplyCode.TEARDOWN_SCOPE_UNSUPPORTED, f"The scope {scope.name} is not honoured in this test."
+    )
 
 
 def _push(
