@@ -356,11 +356,12 @@ class Teardowns:
         for registration, reason in kept.registrations:
             if reason is None:
                 self.registry.register(registration)
-            elif reason == _WORKER_LOST:
+        for registration, reason in reversed(kept.registrations):
+            if reason == _WORKER_LOST:
                 # Its cleanup call was made, or was about to be, and is not made twice.
                 stood_in.append(registration)
                 self.firing.lost(registration)
-            else:
+            elif reason is not None:
                 self.firing.reopen(Claimed(registration, reason))
         self._spawn(self.firing.forget(stood_in))
         for instance_id in gone:

@@ -21,11 +21,10 @@ _RESTARTS = "restarts."
 _KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118  # no dict
 _TEARDOWNS = "teardowns."
 _REASON_PREFIX = "TEARDOWN_REASON_"
-# A lost one is not fired.
 _REASONS = tuple(
     name.removeprefix(_REASON_PREFIX).lower().replace("_", "-")
     for name in TeardownReason.keys()  # noqa: SIM118  # no dict
-    if TeardownReason.Value(name) not in (0, TeardownReason.TEARDOWN_REASON_WORKER_LOST)
+    if TeardownReason.Value(name)
 )
 _LATE = "late_"
 

@@ -1,27 +1,25 @@
 """Cleanup calls: what a tool has named to be run where its instance is gone, run once by any that has it."""
 
 import asyncio
-from typing import Any
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity, SessionKey, TeardownReason, TeardownScope
 from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
-from sidecar._gen.pillion.v1.worker_pb2 import CleanupCall, Reattach, Welcome
+from sidecar._gen.pillion.v1.worker_pb2 import CleanupCall
 from sidecar.calls.ports import StoreUnavailable
 from sidecar.policy.static import Rule
 from sidecar.scope import Principal
 from tests.support import (
     READ,
-    CallerPeer,
     MemoryHost,
     ScopeLimits,
     StartHost,
-    WorkerPeer,
     attach,
     end_scope,
     quiet,
     tool,
 )
+from tests.support.keeping import CLEANUP, Keeping
 
 CALL, RUN, SESSION, SHUTDOWN = (
     TeardownScope.TEARDOWN_SCOPE_CALL,
@@ -33,48 +31,6 @@ SESSION_END = TeardownReason.TEARDOWN_REASON_SESSION_END
 WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
 WINDOW = 60
-CLEANUP = CleanupCall(tool="put", arguments=b'{"n": 1.10}')
-
-
-class Keeping:
-    """An instance of `main` that keeps cleanups which name a call of `put`, unless another call is named."""
-
-    def __init__(self, worker: WorkerPeer, caller: CallerPeer, welcome: Welcome) -> None:
-        self.worker, self.caller, self.welcome = worker, caller, welcome
-
-    @classmethod
-    async def attach(cls, host: MemoryHost) -> "Keeping":
-        worker = await host.worker()
-        return cls(worker, await host.caller(), await worker.hello(tool("echo")))
-
-    async def keep(
-        self,
-        scope: "TeardownScope.ValueType" = SESSION,
-        *,
-        name: str | None = None,
-        cleanup: CleanupCall | None = CLEANUP,
-        **start: Any,
-    ) -> str:
-        """Registers one, in a call that ends; answers its id."""
-        call = await self.caller.start("echo", **({"session_id": "s"} | start))
-        run = (await self.worker.next_invoke()).call
-        accepted = await self.worker.registered(run, scope, name=name, cleanup_call=cleanup)
-        await self.worker.result(run)
-        await self.caller.outcome(call)
-        return accepted.registration_id
-
-    def lose(self) -> None:
-        """Its stream is lost."""
-        self.worker.cut()
-
-    async def back(self, host: MemoryHost, *listed: str) -> WorkerPeer:
-        """The same instance on a new stream."""
-        worker = await host.worker()
-        again = Reattach(
-            instance_id=self.welcome.instance_id, secret=self.welcome.reattach_secret, registrations=listed
-        )
-        assert (await worker.hello(tool("echo"), reattach=again)).instance_id == self.welcome.instance_id
-        return worker
 
 
 async def test_a_cleanup_call_stands_in_for_an_instance_that_does_not_come_back(memory_host: MemoryHost) -> None:
@@ -103,7 +59,7 @@ async def test_a_cleanup_call_stands_in_for_an_instance_that_does_not_come_back(
     assert len(other.invoked) == 1
     counts = host.counts.snapshot()
     assert (counts["cleanup_calls"], counts["teardowns"], counts["teardowns.worker-lost"]) == (1, 1, 1)
-    assert "teardowns_lost" not in counts
+    assert "lost_teardowns" not in counts
     assert "failed_teardowns" not in counts
 
 
@@ -117,7 +73,7 @@ async def test_only_what_names_no_call_is_lost(memory_host: MemoryHost) -> None:
     await other.result((await other.next_invoke()).call)
     await quiet()
     assert len(other.invoked) == 1
-    assert host.counts.snapshot()["teardowns_lost"] == 2
+    assert host.counts.snapshot()["lost_teardowns"] == 2
     assert host.pipeline.teardowns.registry.registrations == 0
 
 
@@ -153,7 +109,7 @@ async def test_what_its_instance_was_told_to_run_is_not_run_by_another(memory_ho
     assert (await end).failed == 1
     await asyncio.sleep(WINDOW + 60)
     assert not other.invoked, "it may have run already"
-    assert host.counts.snapshot()["teardowns_lost"] == 1
+    assert host.counts.snapshot()["lost_teardowns"] == 1
 
 
 async def test_an_instance_that_comes_back_keeps_its_cleanups(memory_host: MemoryHost) -> None:
