@@ -10,6 +10,7 @@ from pillion._gen.pillion.v1 import context_pb2, outbound_pb2, outcome_pb2
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from tests.support.listener import Hosting, WorkerListener
 
+
 @pillion.tool
 async def keep() -> bool:
     return True

@@ -52,7 +52,7 @@ class Kept:
             kind: str = "async",
             name: str = "a",
             scope: str = "RUN",
-            cleanup_call: bool = False,  # noqa: FBT001, FBT002  # tools are called by name
+            cleanup_call: bool = False,  # tools are called by name
         ) -> list[Any]:
             registration = await ctx.on_teardown(
                 self._cleanup(kind, name, ctx),

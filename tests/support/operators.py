@@ -7,6 +7,8 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
+    AdminServiceEndScopeRequest,
+    AdminServiceEndScopeResponse,
     CancelCallRequest,
     CancelCallResponse,
     ListCallsRequest,
@@ -35,6 +37,12 @@ class Operator:
     async def shut_down(self, grace: Duration | None = None) -> ShutdownResponse:
         request = ShutdownRequest(grace=grace)
         answer: ShutdownResponse = await self._ask("Shutdown", request, ShutdownResponse)
+        return answer
+
+    async def end_scope(self, **fields: Any) -> AdminServiceEndScopeResponse:
+        answer: AdminServiceEndScopeResponse = await self._ask(
+            "EndScope", AdminServiceEndScopeRequest(**fields), AdminServiceEndScopeResponse
+        )
         return answer
 
     async def __aenter__(self) -> Self:
