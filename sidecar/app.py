@@ -25,6 +25,7 @@ from sidecar.issuing import Issuing, credential_grants, issuing
 from sidecar.keeping import Keeping, artifacts_in
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
+from sidecar.pausing import pausing
 from sidecar.places import private_places
 from sidecar.reporting import reporting
 from sidecar.scope import Principal
@@ -123,6 +124,7 @@ class Sidecar:
                 async with (
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
+                    pausing(settings, self._pipeline, self._database, self._events),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
                     tearing_down(settings, self._pipeline, teardowns, self._events, redact),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),

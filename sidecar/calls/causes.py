@@ -115,3 +115,21 @@ def not_placed(tool: Tool) -> Failure:
         f"{tool.name} returned a result that is too large to be carried, and that could not be put as an artifact.",
         effects_of_return(tool),
     )
+
+
+def not_paused(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
+    """Its tool paused where nobody keeps what has paused."""
+    return failure(
+        FailureKind.FAILURE_KIND_UNSUPPORTED,
+        f"{tool.name} paused, and this sidecar keeps no paused calls.",
+        side_effects,
+    )
+
+
+def pause_unrecorded(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
+    """Its tool paused, and that could not be recorded."""
+    return failure(
+        FailureKind.FAILURE_KIND_INTERNAL,
+        f"{tool.name} paused, and the sidecar could not record it, so it cannot be resumed.",
+        side_effects,
+    )

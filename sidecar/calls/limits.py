@@ -27,6 +27,10 @@ class CallLimits:
     """How long people may take to answer, in all, in a call whose caller names no time for them."""
     nesting_depth: int = 8
     """How deep calls may be made by calls; 0: not at all."""
+    pause_lifetime: float = 24 * 3_600.0
+    """How long a paused call may wait for its answer."""
+    paused_per_subject: int = 1_024
+    """How many calls one tenant's subject may have paused."""
     open_requests: int = 64
     """How many requests a running tool may have open at once."""
     large_outcome: int = 64 * KIB

@@ -7,8 +7,11 @@ from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
+from sidecar._gen.pillion.v1.outcome_pb2 import Ask
 from sidecar.calls.outbound import Pending, call_over, refused
+from sidecar.calls.paused import Resumption, digest_of_arguments
 from sidecar.calls.questions import Question
+from sidecar.calls.request import NO_ARGUMENTS
 from sidecar.scope import Principal
 
 if TYPE_CHECKING:
@@ -40,10 +43,13 @@ class Nesting:
         if caller is None:
             caller = self._callers[outer] = _OuterCaller(outer, _facts(outer.invocation.invoke.context))
             outer.at_end(lambda: self._callers.pop(outer, None))
-        caller.calls += 1
+        start = _start(request, caller.facts, f"{outer.tool_call_id}#inner-{caller.calls + 1}")
+        resumption = _resumption(outer, start) if outer.resumption is not None else None
+        if isinstance(resumption, Ask):
+            return _still_paused(request.request_id, resumption)
         answer = _Answer(outer, request.request_id)
-        start = _start(request, caller.facts, f"{outer.tool_call_id}#inner-{caller.calls}")
-        inner = self._pipeline.start(start, caller, answer, outer)
+        caller.calls += 1
+        inner = self._pipeline.start(start, caller, answer, outer, resumption)
         if answer.refusal is not None:
             # Refused, which takes no number.
             caller.calls -= 1
@@ -69,6 +75,32 @@ class Nesting:
             f"Calls nest at most {self._pipeline.limits.nesting_depth} deep, and this one is as deep as that; have the "
             "tool further out make the call.",
         )
+
+
+def _resumption(outer: "Call", start: Start) -> Resumption | Ask | None:
+    """How a call that a tool makes goes on from one that paused before the outer one did.
+
+    The `Ask` of one that the answer was not for: it still waits. `None`: nothing of the kind has paused.
+    """
+    kept, resumption = outer.paused_inner, outer.resumption
+    if not kept or resumption is None:
+        return None
+    digest = digest_of_arguments(start.arguments if start.HasField("arguments") else NO_ARGUMENTS)
+    for inner in kept:
+        if inner.tool == start.tool and inner.digest == digest and inner in resumption.pause.inner:
+            if inner is not resumption.answered:
+                return Ask.FromString(inner.ask)
+            kept.remove(inner)
+            return Resumption(inner, resumption.answer)
+    return None
+
+
+def _still_paused(request_id: int, ask: Ask) -> Frame:
+    """The answer where what is called has paused, and what came meanwhile was the answer to another."""
+    answer = Frame()
+    answer.reply.request_id = request_id
+    answer.reply.tool_outcome.paused.ask.CopyFrom(ask)
+    return answer
 
 
 class _OuterCaller:

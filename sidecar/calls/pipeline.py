@@ -22,7 +22,9 @@ from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.nesting import Nesting
 from sidecar.calls.outbound import is_asked_to_stop
-from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
+from sidecar.calls.outcome import NONE, PauseWanted, Refusal, failed, failure, kind_name
+from sidecar.calls.paused import Resumption
+from sidecar.calls.pauses import Pauses
 from sidecar.calls.ports import (
     Assignment,
     Audit,
@@ -49,6 +51,7 @@ _log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
 
 _has = Outcome.HasField
+_says = Start.HasField
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
 _RETRY_AFTER = 1.0
 _PERISHABLE = ("needs",)
@@ -104,6 +107,8 @@ class Pipeline:
         """Whether tools have an artifact store."""
         self.placer: Placer | None = None
         """Who moves large results; `None`: nobody, and they are refused."""
+        self.pauses: Pauses | None = None
+        """Who keeps paused calls; `None`: nobody, and none pauses."""
         self.issued_to: frozenset[str] = frozenset()
         """The worker sets that there are credentials for: their tools are told so."""
         self.redact: Callable[[str], str] | None = None
@@ -115,23 +120,32 @@ class Pipeline:
         self._catalogue = catalogue
         self._policy = policy
 
-    def start(self, start: Start, caller: Caller, sink: Sink, parent: Call | None = None) -> Call:
+    def start(
+        self,
+        start: Start,
+        caller: Caller,
+        sink: Sink,
+        parent: Call | None = None,
+        resumption: Resumption | None = None,
+    ) -> Call:
         """Starts a call, of a caller or of the tool of another. It may be done on return.
 
-        Its `Started` and outcome go to the sink in any case.
+        Its `Started` and outcome go to the sink in any case. `resumption`: what one of a tool goes on from.
         """
         now = self.loop.time()
         tool_call_id = start.tool_call_id
         if not tool_call_id or (parent is None and not usable_id(tool_call_id)):
             tool_call_id = ""
         call = Call(self, caller, sink, tool_call_id, now, parent)
+        if resumption is not None:
+            call.go_on_from(resumption)
         if self.tracer is not None:
             call.span = self.tracer.begin(start.trace)
         self._enter(call)
         try:
             self._admit(call, start, now)
         except Exception as reason:
-            self._turn_away(call, reason)
+            self.turn_away(call, reason)
         return call
 
     def run(self, call: Call, start: Start) -> None:
@@ -154,7 +168,7 @@ class Pipeline:
         try:
             step(*arguments)
         except Exception as reason:
-            self._turn_away(call, reason)
+            self.turn_away(call, reason)
 
     @contextmanager
     def watched(self, tool: str | None) -> Iterator[Watcher]:
@@ -179,7 +193,7 @@ class Pipeline:
         if _has(outcome, "failure"):
             self.counters.add(f"failures.{kind_name(outcome.failure.kind)}")
         else:
-            self.counters.add("results")
+            self.counters.add("pauses" if _has(outcome, "paused") else "results")
         seconds = self.loop.time() - call.started_at
         self.durations.add(seconds)
         if self.watch is not None:
@@ -252,16 +266,20 @@ class Pipeline:
         self.running.add(call)
         self.counters.add("calls")
 
-    def _turn_away(self, call: Call, reason: Exception) -> None:
+    def turn_away(self, call: Call, reason: Exception) -> None:
+        """Ends a call that a gate did not let pass, or has it pause there."""
         if isinstance(reason, Refusal):
             call.refused(reason.failure)
+            return
+        if isinstance(reason, PauseWanted) and call.tool is not None:
+            call.pause(call.tool, reason.frame, for_consent=True)
             return
         _log.error("a gate failed; the call was refused", exc_info=reason)
         self.counters.add("internal_errors")
         call.refused(_failed_before())
 
     def _admit(self, call: Call, start: Start, now: float) -> None:
-        """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
+        """What comes before the gates: whether calls are taken at all, and whether this one resumes another."""
         caller, audit, parent = call.caller, self.audit, call.parent
         # While the sidecar drains, running calls finish with all that belongs to them.
         if parent is None and (
@@ -270,6 +288,19 @@ class Pipeline:
             raise self._no_room(caller)
         if audit is not None and audit.refuses:
             raise _unaudited()
+        if parent is None and _says(start, "resume"):
+            if self.pauses is None:
+                raise Refusal(FailureKind.FAILURE_KIND_UNSUPPORTED, "This sidecar resumes no calls; start a new one.")
+            self.pauses.resume(call, start)
+        else:
+            self.pass_gates(call, start, now)
+
+    def pass_gates(self, call: Call, start: Start, now: float) -> None:
+        """Gates 1 to 10 of a call with what its caller said, or had said before it paused.
+
+        :raises Refusal: if one refuses it.
+        """
+        caller, audit, parent = call.caller, self.audit, call.parent
         arguments, parsed, identity = decode(start, call, self.ids.process)
         if self.watch is not None:
             self.watch.started(call)
@@ -292,6 +323,8 @@ class Pipeline:
         if call.run_id or call.session_id:
             self.teardowns.enter(call)
         call.invocation = invocation(start, call, arguments, identity, self.teardowns.secret)
+        if call.resumption is not None:
+            call.resumption.tell(call.invocation.invoke.context)
         if self.has_artifacts:
             call.invocation.invoke.context.has_artifacts = True
         if call.span is not None:
@@ -324,10 +357,18 @@ class Pipeline:
     def _go_on(self, call: Call, tool: Tool, supplying: asyncio.Task[None] | None, now: float) -> None:
         """Gate 10, at once or when the task is done."""
         if supplying is None:
-            call.route(tool.workers, now)
+            self._route(call, tool, now)
         else:
             call.hold()
             supplying.add_done_callback(partial(self._supplied, call, tool))
+
+    def _route(self, call: Call, tool: Tool, now: float) -> None:
+        """Routes a call; before that, one that resumes another claims its ticket."""
+        resumption = call.resumption
+        if resumption is None or resumption.is_claimed or self.pauses is None:
+            call.route(tool.workers, now)
+        else:
+            self.pauses.run(call)
 
     def _provide(self, call: Call, tool: Tool) -> asyncio.Task[None] | None:
         """Gates 7 to 9. `None`: they are passed; else they are once the task is done, which ends with the call."""
@@ -365,9 +406,9 @@ class Pipeline:
         if call.outcome is not None or call.done:
             return
         if reason is None:
-            self.gate(call, call.route, tool.workers, self.loop.time())
+            self.gate(call, self._route, call, tool, self.loop.time())
         elif isinstance(reason, Exception):
-            self._turn_away(call, reason)
+            self.turn_away(call, reason)
 
     def _no_room(self, caller: Caller) -> Refusal:
         """Why a call of this caller cannot be taken now."""
@@ -442,12 +483,18 @@ def _unaudited() -> Refusal:
     )
 
 
+def _kind_of(outcome: Outcome) -> str:
+    if _has(outcome, "failure"):
+        return kind_name(outcome.failure.kind)
+    return "PAUSED" if _has(outcome, "paused") else "RESULT"
+
+
 def _ended(call: Call, outcome: Outcome, redact: Callable[[str], str] | None) -> Ended:
     workers = call.tool.workers if call.tool is not None else call.worker_set
     return Ended(
         tool=call.tool_name if workers is not None else None,
         worker=workers.name if workers is not None else None,
-        kind=kind_name(outcome.failure.kind) if outcome.HasField("failure") else "RESULT",
+        kind=_kind_of(outcome),
         is_error=outcome.result.is_error,
         execution_id=call.execution_id,
         tool_call_id=call.tool_call_id if redact is None else redact(call.tool_call_id),

@@ -1,4 +1,4 @@
-"""What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
+"""What the life of a call needs of the rest: its caller, its tool's workers, and the records of its stores."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import KeptInstance, Principal, Registration, Scope, ScopeKey
+from sidecar.calls.paused import PausedCall
+from sidecar.scope import KeptInstance, Owner, Principal, Registration, Scope, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -380,3 +381,62 @@ class EndedScope(NamedTuple):
     """Of how many it is not known that they did, and well."""
     cancelled: int = 0
     """How many calls were cancelled."""
+
+
+class PausesFull(Exception):
+    """A subject has as many paused calls as it may have."""
+
+
+class PauseStore(Protocol):
+    """Keeps paused calls, by the digests of their tickets. What it is told is synced on return.
+
+    Each method raises `StoreUnavailable` if the store cannot answer. Times are in seconds since the Unix epoch.
+    """
+
+    async def keep(self, paused: PausedCall, instead_of: bytes | None = None, *, is_claimed: bool = False) -> bool:
+        """Keeps a call. `instead_of` is the ticket of the pause that it went on from, which is used up by this.
+
+        False: that one is not there any more, or claimed, unless `is_claimed` says by whom: nothing is kept then.
+
+        :raises PausesFull: if its subject has too many.
+        """
+        ...
+
+    async def find(self, ticket_digest: bytes) -> PausedCall | None:
+        """The call of a ticket, a used one too."""
+        ...
+
+    async def claim(self, ticket_digest: bytes, *, remember: bool) -> bool:
+        """Claims a call for one resume. False: it is not there any more, or claimed.
+
+        `remember`: whether it is to be found once more after that, as a used one.
+        """
+        ...
+
+    async def release(self, ticket_digest: bytes) -> None:
+        """The resume came to nothing: the call may be claimed again."""
+        ...
+
+    async def finish(self, ticket_digest: bytes) -> None:
+        """The resume came to an end: the call is forgotten, or a used one."""
+        ...
+
+    async def expire(self, now: float, most: int) -> list[PausedCall]:
+        """Takes away those whose time is up, that were not claimed, and at most so many; answers them."""
+        ...
+
+    async def next_expiry(self) -> float | None:
+        """When the next one's time is up; `None`: there is none."""
+        ...
+
+    async def end(self, owner: Owner, *, run_id: str | None = None, session_id: str | None = None) -> list[PausedCall]:
+        """Takes away those of a run or a session; answers those that were not claimed."""
+        ...
+
+    async def recover(self) -> list[PausedCall]:
+        """Takes away those that were claimed when the sidecar stopped; answers them."""
+        ...
+
+    async def busy(self) -> list[tuple[bytes, Owner, str | None, str | None]]:
+        """Those of runs and sessions that can be resumed: ticket digest, owner, run and session."""
+        ...

@@ -3,6 +3,7 @@
 from sidecar.calls.ports import StoreUnavailable
 from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
 from sidecar.storage.idempotency import SqliteIdempotencyStore
+from sidecar.storage.pauses import SqlitePauseStore
 from sidecar.storage.refusals import StoreRefused
 from sidecar.storage.teardowns import SqliteTeardownStore
 
@@ -10,6 +11,7 @@ __all__ = (
     "Database",
     "DatabaseStatistics",
     "SqliteIdempotencyStore",
+    "SqlitePauseStore",
     "SqliteTeardownStore",
     "StoreBusy",
     "StoreRefused",

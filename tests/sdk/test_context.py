@@ -60,8 +60,8 @@ async def test_every_fact_of_the_call_is_there(caller: pillion.Host, start_worke
     assert context.caller_principal.reveal().startswith("local:")
     assert context.parent_anchor is not None
     assert context.parent_anchor.reveal() == "canary-anchor"
-    assert (context.cancelled, context.cancel_reason, context.resumed) == (False, None, None)
-    assert context.teardown_scopes == set(pillion.TeardownScope)
+    assert (context.cancelled, context.cancel_reason, context.resume) == (False, None, None)
+    assert context.teardown_scopes == frozenset(pillion.TeardownScope)
     assert len(context.session_key(pillion.TeardownScope.RUN) or "") == 12
     assert not any((context.has_credentials, context.has_bus))
     assert context.has_artifacts

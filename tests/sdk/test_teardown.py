@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,15 +29,15 @@ class Kept:
         self.go_on = asyncio.Event()
         self.block = threading.Event()
         self.cleanups: dict[str, Callable[[str], Callable[[pillion.TeardownReason], object]]] = {
-            "async": lambda name: self._asynchronous(name),
+            "async": self._asynchronous,
             "plain": lambda name: lambda reason: self._tell(name, reason),
-            "awaits": lambda name: lambda reason: self._asynchronous(name)(reason),
+            "awaits": lambda name: partial(self._plainly, self._asynchronous(name)),
             "fails": lambda name: lambda reason: self._fail(name, reason),
             "exits": lambda name: lambda reason: self._exit(name, reason),
-            "waits": lambda name: self._waiting(name),
-            "stays": lambda name: self._staying(name),
+            "waits": self._waiting,
+            "stays": self._staying,
             "blocks": lambda name: lambda reason: self._block(name, reason),
-            "asks": lambda name: self._asking(name),
+            "asks": self._asking,
         }
 
     async def reasons(self, number: int = 1) -> list[str]:
@@ -52,7 +54,7 @@ class Kept:
             kind: str = "async",
             name: str = "a",
             scope: str = "RUN",
-            cleanup_call: bool = False,  # tools are called by name
+            cleanup_call: bool = False,
         ) -> list[Any]:
             registration = await ctx.on_teardown(
                 self._cleanup(kind, name, ctx),
@@ -74,6 +76,10 @@ class Kept:
             self._tell(name, reason)
 
         return clean
+
+    @staticmethod
+    def _plainly(clean: Callable[[pillion.TeardownReason], object], reason: pillion.TeardownReason) -> object:
+        return clean(reason)
 
     def _waiting(self, name: str) -> Callable[[pillion.TeardownReason], Awaitable[None]]:
         async def clean(reason: pillion.TeardownReason) -> None:
@@ -342,21 +348,42 @@ async def test_a_cleanup_that_ended_while_the_stream_was_lost_is_told_of_when_or
     assert kept.ran.empty()
 
 
+async def kept_three(stream: Stream, window: float) -> None:
+    """A worker that keeps three cleanups, the second of which has a cleanup call."""
+    await stream.welcome(window=window)
+    for number, name in enumerate("abc", 1):
+        await register(stream, number, name=name, cleanup_call=name == "b")
+
+
 async def test_past_the_window_a_worker_cleans_up_by_itself_but_for_what_has_a_cleanup_call(
+    listener: WorkerListener, hosting: Hosting, kept: Kept, tmp_path: Path
+) -> None:
+    hosting(kept.tool())
+    await kept_three(await listener.stream(), 0.05)
+    await listener.stop()
+    assert await kept.reasons(2) == ["c WORKER_LOST", "a WORKER_LOST"]
+    later = WorkerListener(tmp_path / "w.sock")
+    await later.start()
+    stream = await later.stream()
+    assert list((await stream.welcome()).reattach.registrations) == ["reg_2"]
+    await stream.send(order("reg_2"))
+    assert await done(stream) == {"reg_2": ""}
+    assert await kept.reasons() == ["b RUN_END"]
+    await later.stop()
+
+
+async def test_a_hello_that_is_not_answered_within_the_window_is_taken_back(
     listener: WorkerListener, hosting: Hosting, kept: Kept
 ) -> None:
     hosting(kept.tool())
     stream = await listener.stream()
-    await stream.welcome(window=0.05)
-    for number, name in enumerate("abc", 1):
-        await register(stream, number, name=name, cleanup_call=name == "b")
+    await kept_three(stream, 2)
     stream.end(grpc.StatusCode.UNAVAILABLE)
+    silent = await listener.stream()
+    assert len((await silent.next("worker_hello")).worker_hello.reattach.registrations) == 3
     assert await kept.reasons(2) == ["c WORKER_LOST", "a WORKER_LOST"]
-    again = await listener.stream()
-    assert list((await again.welcome()).reattach.registrations) == ["reg_2"]
-    await again.send(order("reg_2"))
-    assert await done(again) == {"reg_2": ""}
-    assert await kept.reasons() == ["b RUN_END"]
+    stream = await listener.stream()
+    assert list((await stream.welcome()).reattach.registrations) == ["reg_2"]
 
 
 async def test_within_the_window_nothing_runs_by_itself(listener: WorkerListener, stream: Stream, kept: Kept) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from sidecar.artifacts.memory import MemoryArtifactStore
 from sidecar.artifacts.provision import provide
 from sidecar.artifacts.transfers import Transfers
 from sidecar.calls.limits import CallLimits
+from sidecar.calls.pauses import Pauses
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
 from sidecar.config import Artifacts as ArtifactSettings
@@ -45,7 +47,7 @@ from sidecar.workers.limits import WorkerLimits
 from tests.support.caller import CallerPeer
 from tests.support.links import ATTACH, EXECUTE, GrpcLink, MemoryLink
 from tests.support.peer import Peer
-from tests.support.store import InMemoryIdempotencyStore
+from tests.support.store import InMemoryIdempotencyStore, InMemoryPauseStore
 from tests.support.tools import tool
 from tests.support.worker import WorkerPeer, token_of
 
@@ -154,6 +156,11 @@ class MemoryHost:
             max_frame_bytes=setup.wire.max_frame_bytes,
             scopes=setup.scopes,
         )
+        self.pause_store = InMemoryPauseStore(setup.calls.paused_per_subject)
+        began, now = time.time(), self.pipeline.loop.time()
+        self.pauses = Pauses(
+            self.pipeline, self.pause_store, b"secret", clock=lambda: began + self.pipeline.loop.time() - now
+        )
         self.artifacts: MemoryArtifactStore | None = None
         if setup.keeps_artifacts:
             self.artifacts = MemoryArtifactStore()
@@ -181,7 +188,7 @@ class MemoryHost:
             self.counts,
             redaction=self.credentials.redactor,
         )
-        self._keeper = asyncio.ensure_future(self.streams.run())
+        self._keepers = [asyncio.ensure_future(self.streams.run()), asyncio.ensure_future(self.pauses.keep_tidy())]
         self._peers: list[Peer] = []
 
     async def caller(self) -> CallerPeer:
@@ -211,8 +218,10 @@ class MemoryHost:
         self.pipeline.teardowns.close()
         await self.pipeline.teardowns.settled()
         await self.credentials.aclose()
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self.pauses.settled()
         self.catalogue.close()
 
 

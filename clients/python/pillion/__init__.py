@@ -44,6 +44,7 @@ from pillion._verbs import Artifacts, OpenArtifact
 from pillion._wire.security import Tls
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, CredentialMode
+from pillion._worker.pause import Pause, Resumed
 from pillion._worker.run import run_worker
 from pillion._worker.signals import Cancelled, ToolError, ToolResult
 from pillion._worker.tool import Need, Placement, Tool, tool
@@ -76,6 +77,7 @@ __all__ = (
     "Need",
     "OpenArtifact",
     "ParentAnchor",
+    "Pause",
     "Paused",
     "PeerError",
     "Placement",
@@ -84,6 +86,7 @@ __all__ = (
     "RegisteredTeardown",
     "Registration",
     "Result",
+    "Resumed",
     "Secret",
     "SideEffects",
     "TeardownReason",

@@ -258,7 +258,7 @@ class CallPaused(PillionError):
     def __init__(self, paused: "Paused") -> None:
         super().__init__(paused.message)
         self.paused = paused
-        """What is asked, and the ticket to resume with."""
+        """What is asked, and the ticket that `Host.resume` takes."""
 
 
 class ConnectionFailed(PillionError):

@@ -40,6 +40,7 @@
     ├── JsonRefused                  no JSON of the same meaning; also a ValueError
     ├── WorkerRefused                the sidecar does not take a worker
     ├── ToolError                    raised by a tool: its text goes to the caller
+    ├── Pause                        raised by a tool: its call waits for an answer from outside
     └── RequestRefused               a request of a running tool was not answered
         ├── RequestUnsupported, RequestInvalid, RequestDenied, RequestOverloaded, RequestCancelled
         ├── RequestTimedOut              in the tool's own time; also a TimeoutError
@@ -120,6 +121,7 @@ from pillion._refusals import (
     RequestUnsupported,
     TeardownRefused,
 )
+from pillion._worker.pause import Pause
 from pillion._worker.schema import ToolRefused
 from pillion._worker.signals import Cancelled, ToolError
 from pillion._worker.worker import WorkerRefused
@@ -158,6 +160,7 @@ __all__ = (
     "NotAuthenticated",
     "OutcomeUnknown",
     "Overloaded",
+    "Pause",
     "PeerFailed",
     "PeerRefused",
     "PillionError",

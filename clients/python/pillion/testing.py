@@ -12,6 +12,13 @@ artifacts = pillion.testing.Artifacts()
 chart = await pillion.testing.call(draw, {"data": artifacts.add(b"a,b\n1,2\n", kind="csv")}, artifacts=artifacts)
 meta, png = artifacts[chart]
 
+And a tool that pauses for an answer::
+
+try:
+    await pillion.testing.call(transfer, {"amount": 5})
+except pillion.Pause as pause:
+    assert await pillion.testing.call(transfer, {"amount": 5}, resume=pause, answer=True) == "done"
+
 And the end of a session for which a tool keeps something::
 
 rehearsal = pillion.testing.Rehearsal()

@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pillion import _failures, _json
-from pillion._caller.outcome import Outcome, Progress, RegisteredTeardown, Result, read_outcome, value_of
-from pillion._facts import CancelReason, Identity, TeardownScope, Trace, set_seconds
+from pillion._caller.outcome import Outcome, Paused, Progress, RegisteredTeardown, Result, read_outcome, value_of
+from pillion._facts import CancelReason, Identity, Secret, TeardownScope, Trace, set_seconds
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 
 if TYPE_CHECKING:
@@ -68,6 +68,25 @@ def start_of(  # noqa: C901, PLR0913  # the facts of a call are many, and each h
         _set_named(start.identity, identity, ("tenant", "principal", "conversation_id"))
     if trace is not None:
         _set_named(start.trace, trace, ("traceparent", "tracestate", "baggage"))
+    return frame
+
+
+def resume_of(ticket: str | Secret | Paused | _failures.CallPaused, answer: Any, **facts: Any) -> Frame:
+    """The first frame of a call that resumes another, but for its number. `facts` are as of `start_of`.
+
+    :raises JsonRefused: if the answer has no JSON text of the same meaning.
+    :raises ValueError: if what is to be resumed has no ticket.
+    """
+    if isinstance(ticket, _failures.CallPaused):
+        ticket = ticket.paused
+    held = ticket.ticket if isinstance(ticket, Paused) else ticket
+    if held is None:
+        raise ValueError("This pause has no ticket: the call that it came up in has.")
+    frame = start_of("", None, **facts)
+    resume = frame.start.resume
+    resume.ticket = held.reveal() if isinstance(held, Secret) else held
+    if answer is not None:
+        resume.answer = answer if isinstance(answer, bytes) else _json.encode(answer)
     return frame
 
 

@@ -1,9 +1,10 @@
 """A sidecar, as its caller has it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -13,10 +14,10 @@ from google.protobuf.message import DecodeError
 
 from pillion import _failures
 from pillion._caller.artifacts import HostArtifacts
-from pillion._caller.call import Call, start_of
+from pillion._caller.call import Call, resume_of, start_of
 from pillion._caller.link import Link
 from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
-from pillion._caller.outcome import value_of
+from pillion._caller.outcome import Paused, value_of
 from pillion._caller.questions import Handler, Questions
 from pillion._facts import Identity, Secret, SideEffects, Trace
 from pillion._gen.pillion.v1.execute_pb2 import (
@@ -29,6 +30,7 @@ from pillion._gen.pillion.v1.execute_pb2 import (
     ListToolsResponse,
     WatchToolsResponse,
 )
+from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._wire.channel import Connection, GrpcConnection, StreamEnded, unanswered
 from pillion._wire.security import Security, StrPath, Tls, Token, TokenSource
 
@@ -43,6 +45,10 @@ _CONSENT_REFUSED: Mapping[str, type[_failures.CallFailed]] = {
     "INVALID_ARGUMENT": _failures.InvalidArguments,
     "PERMISSION_DENIED": _failures.Denied,
 }
+
+
+Resumable = str | Secret | Paused | _failures.CallPaused
+"""What can be resumed: a ticket, or that which brought it."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -134,12 +140,38 @@ class Host:
         """
         return self._made(tool, arguments, options, iterated=True)
 
+    async def resume(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Any:
+        """Resumes a call that paused, and answers the value that its tool then returned; raises as `call` does.
+
+        `ticket` is that of the pause, or what was raised. `answer` is a JSON value, or the bytes of one, which are
+        passed on as they are; `None` is none. A ticket is good once, for the caller that it was given to and the tenant
+        and principal that the paused call was for: name its `identity` again. Tool, arguments and all that is not named
+        are the paused call's. One that was not even tried to be run, as `Overloaded` says, leaves the ticket good.
+
+        :raises TicketInvalid: if it opens nothing: it is wrong, was used, has expired, or is another's.
+        :raises CallPaused: if the tool waits for another answer, by another ticket.
+        """
+        return value_of(await self._resumed(ticket, answer, options, iterated=False).run())
+
+    def start_resumed(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Call:
+        """The same as a call to be begun by `async with`, for its progress, its raw result, or to cancel it.
+
+        :raises JsonRefused: if the answer has no JSON text of the same meaning.
+        """
+        return self._resumed(ticket, answer, options, iterated=True)
+
     def _made(self, tool: str, arguments: Any, options: CallOptions, *, iterated: bool) -> Call:
+        return self._to_run(partial(start_of, tool, arguments), options, iterated=iterated)
+
+    def _resumed(self, ticket: Resumable, answer: Any, options: CallOptions, *, iterated: bool) -> Call:
+        return self._to_run(partial(resume_of, ticket, answer), options, iterated=iterated)
+
+    def _to_run(self, first_of: Callable[..., Frame], options: CallOptions, *, iterated: bool) -> Call:
         given: dict[str, Any] = {**options}
         resend = given.pop("resend", False) if given else False
         if resend and not given.get("idempotency_key"):
             raise ValueError("Only a call with an idempotency key may be sent again.")
-        first = start_of(tool, arguments, **given)
+        first = first_of(**given)
         grace = self._outcome_grace
         if self._link.can_answer:
             # While somebody is asked, the sidecar's clock stands still.

@@ -7,7 +7,7 @@ from typing import Any
 from pillion import _failures, _json
 from pillion._artifacts import ArtifactMeta, read_meta
 from pillion._content import Content, read_content
-from pillion._facts import SideEffects, TeardownScope
+from pillion._facts import Secret, SideEffects, TeardownScope
 from pillion._gen.pillion.v1 import outcome_pb2
 
 
@@ -49,17 +49,26 @@ class Result:
 class Paused:
     """What a paused call asks for."""
 
-    __slots__ = ("kind", "message", "schema", "ticket")
+    __slots__ = ("kind", "message", "schema_json", "ticket")
 
-    def __init__(self, kind: str, message: str, schema: Any, ticket: str | None) -> None:
+    def __init__(self, kind: str, message: str, schema_json: bytes | None, ticket: Secret | None) -> None:
         self.kind = kind
         """`consent`, or a word of the tool's."""
         self.message = message
         """A sentence for a person."""
-        self.schema = schema
-        """JSON Schema of the answer; `None` for any."""
+        self.schema_json = schema_json
+        """JSON Schema of the answer, as text, exactly as the tool sent it; `None` for any."""
         self.ticket = ticket
-        """The handle to resume with. Secret."""
+        """What `Host.resume` takes, once. It neither prints nor serialises; `reveal` it to keep it. `None` in a tool
+        that made the call: the call that it is in has the ticket."""
+
+    @property
+    def schema(self) -> Any:
+        """JSON Schema of the answer; `None` for any.
+
+        :raises JsonRefused: if the text is not JSON.
+        """
+        return None if self.schema_json is None else _json.decode(self.schema_json)
 
     def __repr__(self) -> str:
         return f"<Paused for {self.kind}>"
@@ -128,8 +137,8 @@ def read_outcome(outcome: outcome_pb2.Outcome) -> Outcome:
         return _failures.failed(outcome.failure)
     if kind == "paused":
         ask = outcome.paused.ask
-        schema = _json.decode(ask.schema) if ask.HasField("schema") else None
-        ticket = outcome.paused.ticket if outcome.paused.HasField("ticket") else None
+        schema = ask.schema if ask.HasField("schema") else None
+        ticket = Secret(outcome.paused.ticket) if outcome.paused.HasField("ticket") else None
         return Paused(ask.kind, ask.message, schema, ticket)
     return _failures.InternalFailure(
         "The call ended in a way that this SDK does not know.", side_effects=SideEffects.POSSIBLE

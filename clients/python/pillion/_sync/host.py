@@ -10,7 +10,7 @@ import grpc
 from pillion import _failures
 from pillion._caller import call as _call
 from pillion._caller import host as _host
-from pillion._caller.host import CallOptions, EndedScope
+from pillion._caller.host import CallOptions, EndedScope, Resumable
 from pillion._caller.listing import HostInfo, Tools
 from pillion._caller.outcome import Outcome, Progress, RegisteredTeardown, Result
 from pillion._caller.questions import Handler, Question
@@ -117,6 +117,21 @@ class Host:
 
         async def made() -> _call.Call:
             return self._host.start(tool, arguments, **options)
+
+        return Call(self._portal, self._portal.wait(made()))
+
+    def resume(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Any:
+        """Resumes a call that paused, and answers the value its tool then returned; raises as `pillion.Host.resume`."""
+        return self._portal.wait(self._host.resume(ticket, answer, **options))
+
+    def start_resumed(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Call:
+        """The same as a call to be begun by `with`.
+
+        :raises JsonRefused: if the answer has no JSON text of the same meaning.
+        """
+
+        async def made() -> _call.Call:
+            return self._host.start_resumed(ticket, answer, **options)
 
         return Call(self._portal, self._portal.wait(made()))
 

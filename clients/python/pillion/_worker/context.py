@@ -28,6 +28,7 @@ from pillion._worker.bus import PubSub
 from pillion._worker.credentials import Credential, Credentials, read_credential
 from pillion._worker.jobs import Jobs
 from pillion._worker.kv import Kv
+from pillion._worker.pause import Resumed, resumed_of
 from pillion._worker.peers import Caller, NestedTools
 from pillion._worker.port import Cleanup, Port
 from pillion._worker.signals import CancelSignal
@@ -154,12 +155,9 @@ class ToolContext:
         return self._message.attempt
 
     @property
-    def resumed(self) -> tuple[bytes, Any] | None:
-        """The state that the tool paused with and the answer to its pause; `None` if this is no resume."""
-        if not self._message.HasField("resume"):
-            return None
-        resume = self._message.resume
-        return resume.state, _json.decode(resume.answer) if resume.answer else None
+    def resume(self) -> Resumed | None:
+        """The state that the tool paused with and the answer to its pause; `None` where it runs for the first time."""
+        return resumed_of(self._message)
 
     # --- cancel
 

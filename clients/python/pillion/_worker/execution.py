@@ -21,6 +21,7 @@ from pillion._wire.channel import Transport
 from pillion._wire.outbox import Lane
 from pillion._worker.cleanups import Kept
 from pillion._worker.context import ToolContext
+from pillion._worker.pause import pause_in
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries, Requests
 from pillion._worker.signals import ToolError, ToolResult
@@ -247,6 +248,8 @@ class Execution:
 
     def _fail(self, error: BaseException) -> None:
         side_effects = SideEffects.NONE if self.tool.effects is Effects.READ else SideEffects.POSSIBLE
+        if self._pause(error):
+            return
         if isinstance(error, ToolError):
             said = side_effects if error.side_effects is None else error.side_effects
             try:
@@ -269,6 +272,23 @@ class Execution:
         else:
             _log.error("%s failed in %s", self.tool.name, self.context.execution_id, exc_info=error)
             self._end(FailureKind.TOOL_FAILED, _FAILED, side_effects)
+
+    def _pause(self, error: BaseException) -> bool:
+        """Ends the call in a pause, where the tool raised one."""
+        try:
+            paused = pause_in(error)
+            if paused is None:
+                return False
+            paused.ask.message = _cut(paused.ask.message, _MESSAGE_BYTES)
+            frame = Frame(call=self._lane.call)
+            frame.outcome.paused.CopyFrom(paused)
+        except (_json.JsonRefused, TypeError, ValueError):
+            # What a tool gives may be anything.
+            _log.exception("%s paused in %s in a way that cannot be told", self.tool.name, self.context.execution_id)
+            return False
+        if not self._lane.send(frame.SerializeToString(), last=True):
+            self._end_too_large("keeps more for its resume than a frame can carry")
+        return True
 
     def _refuse(self, error: ValidationError) -> None:
         """The arguments do not fit the annotations. The text of a tool's own check may quote them, and stays here."""

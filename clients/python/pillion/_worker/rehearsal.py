@@ -19,6 +19,7 @@ from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from pillion._wire.channel import Transport
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, write_credential
+from pillion._worker.pause import Pause, resumption_of
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries
 from pillion._worker.shelf import Artifacts
@@ -262,6 +263,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     caller_principal: str | None = None,
     parent_anchor: str | None = None,
     trace: Trace | None = None,
+    resume: Pause | None = None,
+    answer: Any = None,
     context: context_pb2.ToolContext | None = None,
 ) -> Any:
     """Calls a tool without a sidecar, and answers the value that its caller would get.
@@ -270,7 +273,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     refused here. What the tool raises comes out as it is. `rehearsal` records what it did; `answers` says what the
     sidecar answers, without which everything is refused as unsupported. `credentials` are those that it could issue, by
     service: the tool has those that it needs, and may ask for all of them. `artifacts` is the store that the tool has,
-    where its references are looked up too; without it there is none. `context` has further fields of the message. A
+    where its references are looked up too; without it there is none. `resume` is the `Pause` that an
+    earlier call of the tool raised, and `answer` the answer to it. `context` has further fields of the message. A
     `ToolResult` is answered as it is.
 
     :raises CredentialUnavailable: if the tool needs a credential that is not among them.
@@ -291,29 +295,32 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     )
     set_seconds(message.remaining, timeout)
     if identity is not None:
-        message.identity.SetInParent()
-        for name in ("tenant", "principal", "conversation_id"):
-            if getattr(identity, name) is not None:
-                setattr(message.identity, name, getattr(identity, name))
+        _set_named(message.identity, identity, ("tenant", "principal", "conversation_id"))
     if trace is not None:
-        message.trace.SetInParent()
-        for name in ("traceparent", "tracestate", "baggage"):
-            if getattr(trace, name) is not None:
-                setattr(message.trace, name, getattr(trace, name))
+        _set_named(message.trace, trace, ("traceparent", "tracestate", "baggage"))
     _open_scopes(message)
+    if resume is not None:
+        message.resume.CopyFrom(resumption_of(resume, answer))
     if credentials is not None:
         message.has_credentials = bool(credentials)
         _push(tool, credentials, message)
     if context is not None:
-        if context.HasField("teardown_scopes"):
-            message.ClearField("teardown_scopes")
         message.MergeFrom(context)
+        if context.HasField("teardown_scopes"):
+            message.teardown_scopes.CopyFrom(context.teardown_scopes)
     if answers is None and credentials is not None:
         answers = _issuing(credentials)
     rehearsal = rehearsal or Rehearsal()
     if artifacts is not None:
         rehearsal.artifacts = artifacts
     return await rehearsal.run(tool, arguments, message, answers)
+
+
+def _set_named(message: Any, facts: object, names: tuple[str, ...]) -> None:
+    message.SetInParent()
+    for name in names:
+        if (value := getattr(facts, name)) is not None:
+            setattr(message, name, value)
 
 
 async def _clean(cleanup: Cleanup, reason: TeardownReason) -> None:

@@ -255,6 +255,8 @@ class Worker:
     def _fire_apart(self) -> None:
         self._apart = None
         if not self.attached.is_set():
+            # What a hello on its way says is kept is so no more; the next one says what is.
+            self._drop()
             self._cleanups.fire_unasked(TeardownReason.WORKER_LOST)
 
     async def _end(self, connection: GrpcConnection) -> None:
