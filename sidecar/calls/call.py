@@ -96,7 +96,8 @@ class Call(CallClock):
         """The calls that its tool made and that are not over."""
         self.paused_inner: list[Pause] | None = None
         """Calls that its tool made and that have paused, until it pauses itself."""
-        self.started_sent = False
+        self.started_sent = parent is not None
+        """Whether its `Started` was sent, if it is: a tool that makes a call knows when that began."""
         self.reports = 0
         """How often its tool reported."""
         self.worker_set: WorkerSet | None = None

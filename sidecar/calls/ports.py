@@ -13,6 +13,7 @@ from sidecar.scope import KeptInstance, Owner, Principal, Registration, Scope, S
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
+    from sidecar.calls.outbound import Pending
     from sidecar.calls.questions import Question
     from sidecar.calls.teardowns import Teardowns
     from sidecar.calls.tool import Tool
@@ -33,9 +34,13 @@ class Sink(Protocol):
 class Caller(Protocol):
     """The caller's side of a stream, or of one unary call."""
 
-    principal: Principal
     in_flight: int
     """Its unfinished calls, counted by the calls themselves."""
+
+    @property
+    def principal(self) -> Principal:
+        """Who it is."""
+        ...
 
     @property
     def answerable(self) -> frozenset[str] | None:
@@ -235,8 +240,11 @@ class Supplier(Protocol):
         ...
 
 
-Responder: TypeAlias = Callable[["Call", OutboundRequest], Frame | Coroutine[Any, Any, Frame]]
-"""Answers one kind of request of running tools: at once, or when the coroutine ends; it is cancelled with the call."""
+Responder: TypeAlias = Callable[["Call", OutboundRequest], "Frame | Pending | Coroutine[Any, Any, Frame]"]
+"""Answers one kind of request of running tools: at once, when it comes, or when the coroutine ends.
+
+What is waited for is cancelled with the call.
+"""
 
 
 class Placer(Protocol):

@@ -117,7 +117,8 @@ class CallStream:
 
     def forget(self, call: Call) -> None:
         """Waits for a call of this stream no longer."""
-        self.calls.pop(call.id, None)
+        if self.calls.pop(call.id, None) is not None:
+            self._questions.withdraw(self._stream, call.id)
         self._end_if_over()
 
     def _end_if_over(self) -> None:
@@ -144,6 +145,7 @@ class CallStream:
     def _outcome(self, frame: Frame) -> None:
         call = self.calls.pop(frame.call, None)
         if call is not None:
+            self._questions.withdraw(self._stream, call.id)
             call.decided(frame)
             self._end_if_over()
             self._on_room()
@@ -151,6 +153,7 @@ class CallStream:
     def _superseded(self, frame: Frame) -> None:
         call = self.calls.pop(frame.call, None)
         if call is not None:
+            self._questions.withdraw(self._stream, call.id)
             call.end(_failures.CallCancelled("Another follower took the call over."))
             self._end_if_over()
 
