@@ -10,6 +10,7 @@ import anyio
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.audit.events import EventAudit
 from sidecar.auditing import auditing
+from sidecar.calls.detached import Detached
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.credentials.facade import CredentialEvent
@@ -28,7 +29,7 @@ from sidecar.listening import callers_listener, files_read, fixed_parts, policy_
 from sidecar.places import private_places
 from sidecar.reporting import reporting
 from sidecar.scope import Principal
-from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.storage import Database, SqliteDetachedStore, SqliteIdempotencyStore
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
 from sidecar.wire.streams import Streams
@@ -79,9 +80,11 @@ class Sidecar:
             counters,
             max_frame_bytes=limits.wire.max_frame_bytes,
         )
+        self._events = EventAudit()
+        self._detached = Detached(self._pipeline, SqliteDetachedStore(self._database), self._events)
+        self._pipeline.detached = self._detached
         self._keeping = Keeping(settings, self._database, self._pipeline, counters)
         self._redactor = Redactor()
-        self._events = EventAudit()
         self._issuing: Issuing | None = None
         self._streams = Streams()
         self._callers = CallerHost(self._pipeline, self._streams, limits.wire, counters)
@@ -121,6 +124,7 @@ class Sidecar:
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
+                    await self._detached.recover()
                     await self._listen(self._issuing)
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._keeping.keep_tidy)
@@ -137,6 +141,7 @@ class Sidecar:
                             await self._listeners.stop(_STOP_GRACE)
                             with anyio.move_on_after(settings.limits.calls.teardown_grace):
                                 await self._pipeline.requests.settled()
+                                await self._detached.settled()
                         tasks.cancel_scope.cancel()
             finally:
                 self._catalogue.close()
@@ -175,6 +180,8 @@ class Sidecar:
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
+            # What has ended is told once it is recorded.
+            await self._detached.settled()
         self._supervisor.drain()
         with anyio.move_on_after(_GOODBYE_GRACE):
             await self._catalogue.drain()

@@ -73,6 +73,8 @@ class CallAudit:
             told += f',"parent":"{call.parent.execution_id}"'
         if call.joins:
             told += ',"joined":true'
+        if call.caller.detaches:
+            told += ',"detached":true'
         if call.anchor is not None:
             told += f',"parent_anchor":{{"asserted":{quoted(redact(call.anchor))}}}'
         if call.arguments is not None:

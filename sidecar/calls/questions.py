@@ -89,7 +89,7 @@ async def ask(call: "Call", request: OutboundRequest) -> Frame:
     except CallerGone:
         return _gone(number)
     finally:
-        caller.forget(told.request_id)
+        caller.forget(told.request_id, question)
         for link in chain:
             link.people_answered()
     return _answer(number, reply)

@@ -33,7 +33,7 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Ide
     if not tool_name:
         raise Refusal(FailureKind.FAILURE_KIND_UNKNOWN_TOOL, "No tool was named; ListTools says which there are.")
     if start.detachable or start.hops or _has(start, "resume") or _has(start, "on_behalf_of"):
-        _refuse_what_is_not_done(start, process)
+        _refuse_what_is_not_done(start, call, process)
     if _has(start, "tool_call_id") and not usable_id(start.tool_call_id) and call.parent is None:
         raise Refusal(_INVALID, "tool_call_id must have 1 to 256 bytes; leave it out to have one made.")
     if _has(start, "run_id"):
@@ -61,9 +61,12 @@ def usable_id(text: str) -> bool:
     return 0 < len(text) <= _CERTAINLY_SHORT or 0 < len(text.encode()) <= _ID_BYTES
 
 
-def _refuse_what_is_not_done(start: Start, process: str) -> None:
-    if start.detachable:
-        raise Refusal(_UNSUPPORTED, "This sidecar does not detach calls; start it without detachable.")
+def _refuse_what_is_not_done(start: Start, call: "Call", process: str) -> None:
+    if start.detachable and not call.caller.detaches:
+        raise Refusal(
+            _UNSUPPORTED,
+            "A detachable call is started on a stream, where it can be followed; here leave detachable out.",
+        )
     if _has(start, "resume"):
         raise Refusal(_UNSUPPORTED, "This sidecar does not resume calls; start a new one.")
     if _has(start, "on_behalf_of"):

@@ -146,6 +146,25 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE artifact ADD COLUMN tool TEXT",
         "ALTER TABLE artifact ADD COLUMN execution_id TEXT",
     ),
+    (
+        """
+        CREATE TABLE detached_call (
+            id INTEGER PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            digest BLOB NOT NULL UNIQUE,
+            principal TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            key TEXT,
+            effects INTEGER NOT NULL,
+            started BLOB NOT NULL,
+            expires_at REAL,
+            outcome BLOB
+        )
+        """,
+        "CREATE INDEX detached_call_owner ON detached_call (tenant, subject)",
+        "CREATE INDEX detached_call_expiry ON detached_call (expires_at)",
+    ),
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 

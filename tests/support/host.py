@@ -20,6 +20,7 @@ from sidecar.artifacts import ArtifactLimits
 from sidecar.artifacts.memory import MemoryArtifactStore
 from sidecar.artifacts.provision import provide
 from sidecar.artifacts.transfers import Transfers
+from sidecar.calls.detached import Detached
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import IdempotencyStore
@@ -45,7 +46,7 @@ from sidecar.workers.limits import WorkerLimits
 from tests.support.caller import CallerPeer
 from tests.support.links import ATTACH, EXECUTE, GrpcLink, MemoryLink
 from tests.support.peer import Peer
-from tests.support.store import InMemoryIdempotencyStore
+from tests.support.store import FollowedCalls, InMemoryDetachedStore, InMemoryIdempotencyStore
 from tests.support.tools import tool
 from tests.support.worker import WorkerPeer, token_of
 
@@ -151,6 +152,9 @@ class MemoryHost:
             self.counts,
             max_frame_bytes=setup.wire.max_frame_bytes,
         )
+        self.detached_store = InMemoryDetachedStore()
+        self.detached = Detached(self.pipeline, self.detached_store, FollowedCalls())
+        self.pipeline.detached = self.detached
         self.artifacts: MemoryArtifactStore | None = None
         if setup.keeps_artifacts:
             self.artifacts = MemoryArtifactStore()
@@ -205,6 +209,7 @@ class MemoryHost:
         for peer in self._peers:
             await peer.aclose()
         await self.pipeline.idle()
+        await self.detached.settled()
         await self.credentials.aclose()
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
