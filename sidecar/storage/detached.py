@@ -2,7 +2,8 @@
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.calls.ports import DetachedEntry, StoreFull
@@ -37,7 +38,8 @@ _SWEEP = """
     )
 """
 _UNFINISHED = """
-    SELECT id, tenant, subject, principal, tool, key, effects, started FROM detached_call WHERE expires_at IS NULL
+    SELECT tenant, subject, principal, tool, key, effects, started, outcome, id FROM detached_call
+    WHERE expires_at IS NULL
 """
 _OF_THE_SAME_REQUEST = """
     SELECT outcome FROM idempotency_record
@@ -91,7 +93,7 @@ class SqliteDetachedStore:
         """
         address = (principal, digest, self._clock())
         row = await self._database.read(lambda connection: connection.execute(_FIND, address).fetchone())
-        return None if row is None else DetachedEntry(read(row[0], row[1]), *row[2:])
+        return None if row is None else _entry(row)
 
     async def forget(self, owner: Owner, digest: bytes) -> None:
         """Removes an entry.
@@ -114,13 +116,13 @@ class SqliteDetachedStore:
 
         def operation(connection: sqlite3.Connection) -> list[DetachedEntry]:
             lost = []
-            for identifier, tenant, subject, *rest in connection.execute(_UNFINISHED).fetchall():
-                entry = DetachedEntry(read(tenant, subject), *rest, None)
-                recorded = connection.execute(_OF_THE_SAME_REQUEST, (tenant, subject, entry.tool, entry.key)).fetchone()
+            for row in connection.execute(_UNFINISHED).fetchall():
+                entry = _entry(row)
+                recorded = connection.execute(_OF_THE_SAME_REQUEST, (*row[:2], entry.tool, entry.key)).fetchone()
                 if recorded is None:
                     lost.append(entry)
                 outcome = outcome_of(entry) if recorded is None else _frame_of(recorded[0])
-                connection.execute(_END, (outcome, expires_at, identifier))
+                connection.execute(_END, (outcome, expires_at, row[-1]))
             return lost
 
         return await self._database.write(operation)
@@ -132,6 +134,11 @@ class SqliteDetachedStore:
         """
         values = (self._clock(), _SWEPT_AT_ONCE)
         await self._database.write(lambda connection: connection.execute(_SWEEP, values).close())
+
+
+def _entry(row: Sequence[Any]) -> DetachedEntry:
+    tenant, subject, principal, tool, key, effects, started, outcome, *_ = row
+    return DetachedEntry(read(tenant, subject), principal, tool, key, effects, started, outcome)
 
 
 def _frame_of(outcome: bytes) -> bytes:

@@ -48,8 +48,12 @@ class InMemoryDetachedStore:
         self.entries: dict[bytes, tuple[DetachedEntry, float]] = {}
         """By digest, each with when it expires."""
         self.broken = False
+        self.writable = asyncio.Event()
+        """Not set: what is to begin waits."""
+        self.writable.set()
 
     async def begin(self, owner: Owner, digest: bytes, entry: DetachedEntry, most: int) -> None:
+        await self.writable.wait()
         self._check()
         if sum(kept.owner == owner for kept, _ in self.entries.values()) >= most:
             raise StoreFull

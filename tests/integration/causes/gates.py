@@ -29,7 +29,6 @@ def at_the_gates(cause: str, *arguments: Any, **fields: Any) -> None:
 
 at_the_gates("the Start is over the largest frame", "echo", {"text": "x" * MIB})
 at_the_gates("no tool is named", "")
-at_the_gates("the call is to be detachable", detachable=True)
 at_the_gates("the call resumes another", resume=ResumeTicket(ticket="t"))
 at_the_gates("the call is on behalf of another sidecar's caller", on_behalf_of="ana")
 at_the_gates("an id is over 256 bytes", run_id="r" * 257)
