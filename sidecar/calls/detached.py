@@ -117,9 +117,16 @@ class Detached:
             return
         call.hold()
         effects = _UNSAFE if call.tool is None else call.tool.effects
-        started = call.started_frame().SerializeToString()
+        started = call.started_frame()
+        started.sequence, started.time_unix_nano = 1, time_ns()
         entry = DetachedEntry(
-            call.scope.owner, detached.principal.name, call.tool_name, call.key, effects, started, outcome=None
+            owner=call.scope.owner,
+            principal=detached.principal.name,
+            tool=call.tool_name,
+            key=call.key,
+            effects=effects,
+            started=started.SerializeToString(),
+            outcome=None,
         )
         self._soon(self._open(call, detached, entry, go_on))
 
