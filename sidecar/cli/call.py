@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import json
 import os
 import secrets
 import signal
 import sys
+from typing import Any
 
 import pillion
 from pillion import errors
@@ -64,11 +66,15 @@ async def _call(options: argparse.Namespace) -> int:
             idle_timeout=options.idle_timeout,
             idempotency_key=options.key,
             identity=identity,
+            detachable=options.detach,
             **place,
         )
         interrupts = _Interrupts(running, progress)
         try:
             async with running:
+                if options.detach:
+                    say(json.dumps(await _detached(running, options.tool)))
+                    return 0
                 async for report in running:
                     progress.show(report.payload)
                 result = await running.raw()
@@ -76,7 +82,7 @@ async def _call(options: argparse.Namespace) -> int:
             raise Unreachable(reach.target) from None
         except errors.CallFailed as failed:
             progress.clear()
-            return _failed(failed, interrupted=interrupts.count > 0)
+            return tell_failed(failed, interrupted=interrupts.count > 0)
         except errors.CallPaused as paused:
             progress.clear()
             tell(f"The tool waits for an answer: {paused}")
@@ -92,6 +98,12 @@ async def _call(options: argparse.Namespace) -> int:
     if result.json is not None:
         say(result.json.decode())
     return TOOL_ERROR if result.is_error else 0
+
+
+async def _detached(call: pillion.Call, tool: str) -> dict[str, Any]:
+    """Lets go of a call; answers what is needed to follow it, and to cancel it."""
+    ticket = await call.detach()
+    return {"ticket": ticket, "execution_id": call.execution_id, "tool": tool}
 
 
 async def _arguments(
@@ -147,7 +159,8 @@ class _Interrupts:
         self._cancelling = asyncio.ensure_future(self._call.cancel())
 
 
-def _failed(failed: errors.CallFailed, *, interrupted: bool) -> int:
+def tell_failed(failed: errors.CallFailed, *, interrupted: bool) -> int:
+    """Tells of a call that did not return; answers the exit code."""
     tell(f"{failed.kind.name}: {failed.message}")
     for issue in failed.issues:
         tell(f"  {issue.path or '/'}: {issue.message}")

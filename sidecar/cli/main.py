@@ -11,6 +11,7 @@ from pathlib import Path
 from sidecar.cli.artifact_arguments import add_artifacts
 from sidecar.cli.console import CannotSay, finish, tell
 from sidecar.cli.credential_arguments import add_credentials
+from sidecar.cli.follow_arguments import add_follow
 
 USAGE = 2
 """The exit code where the command or the settings cannot be used as they are."""
@@ -123,6 +124,12 @@ def _parser() -> argparse.ArgumentParser:
     call.add_argument("--tenant", metavar="NAME", help="the tenant the call is for")
     call.add_argument("--principal", metavar="NAME", help="whom the call is for")
     call.add_argument("--quiet", action="store_true", help="show no progress")
+    call.add_argument(
+        "--detach", action="store_true", help="leave it running, and print the ticket that it can be followed with"
+    )
+
+    follow = _add(commands, "follow", "follow", "follow a detached call, as `pillion call` shows it")
+    add_follow(follow, _add_caller)
 
     calls = _add(commands, "operate", "calls", "list the calls that run now")
     calls.set_defaults(action="calls")
