@@ -19,9 +19,7 @@ async def test_guarantee_08_a_detached_call_is_followed_by_nobody_else(memory_ho
         await worker.result(run.call, b'"secret"')
         await caller.outcome(call)
     if where == "in the store alone":
-        # As after a restart.
-        memory_host.detached._calls.clear()
-        memory_host.detached._ended.clear()
+        memory_host.forget_detached()
     memory_host.principal = Principal("anyone", authenticated=False)
     stranger = await memory_host.caller()
     outcomes = []

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from tests.support import MemoryHost, Peer, StartHost, quiet
+from tests.support import Host, MemoryHost, Peer, StartHost, quiet
 from tests.support.documents import Block, blocks
 
 PRELUDE, *EXCHANGES = blocks("docs/protocol.md", "frames")
@@ -21,6 +21,7 @@ SETTINGS = {block.heading: block.text for block in blocks("docs/protocol.md", "t
 ANY_TEXT = "…"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
+LOST, TICKET = "lost", '"TICKET"'
 WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
 
 
@@ -73,17 +74,24 @@ def _differs(want: object, got: object, where: str) -> Iterator[str]:
         yield f"{where}: {want!r} shown, {got!r} came"
 
 
-async def play(block: Block, peers: dict[str, Peer]) -> None:
+async def play(block: Block, peers: dict[str, Peer], host: Host) -> None:
+    ticket = ""
     for line in lines(block):
         peer = peers[line.peer]
+        if line.text == LOST:
+            peer.cut()
+            peers[line.peer] = await host.caller()
+            continue
         if line.text == "end":
             assert (await peer.end()).code.name == "OK"
             continue
-        frame = text_format.Parse(line.text.replace(A_USER, f"local:{os.getuid()}"), Frame())
+        text = line.text.replace(A_USER, f"local:{os.getuid()}").replace(TICKET, f'"{ticket}"')
+        frame = text_format.Parse(text, Frame())
         if line.sends:
             await peer.send(frame)
         else:
             came = await peer.next(frame.call)
+            ticket = came.started.ticket or ticket
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
 
 
@@ -105,8 +113,8 @@ async def test_an_exchange_goes_as_it_is_told(
         credentials=_without_workers(text), granted=granted, keeps_artifacts=exchange.heading in WITH_ARTIFACTS
     )
     peers: dict[str, Peer] = {"worker": await host.worker(), "caller": await host.caller()}
-    await play(PRELUDE, peers)
-    await play(exchange, peers)
+    await play(PRELUDE, peers, host)
+    await play(exchange, peers, host)
     if isinstance(host, MemoryHost):
         await quiet()
     for name, peer in peers.items():

@@ -153,8 +153,8 @@ class MemoryHost:
             max_frame_bytes=setup.wire.max_frame_bytes,
         )
         self.detached_store = InMemoryDetachedStore()
-        self.detached = Detached(self.pipeline, self.detached_store, FollowedCalls())
-        self.pipeline.detached = self.detached
+        self._detached: list[Detached] = []
+        self.forget_detached()
         self.artifacts: MemoryArtifactStore | None = None
         if setup.keeps_artifacts:
             self.artifacts = MemoryArtifactStore()
@@ -200,6 +200,16 @@ class MemoryHost:
     async def counters(self) -> Mapping[str, int]:
         return self.counts.snapshot()
 
+    @property
+    def detached(self) -> Detached:
+        """The detached calls."""
+        return self._detached[-1]
+
+    def forget_detached(self) -> None:
+        """Knows no detached call any more but by the store, as a sidecar that has just been started."""
+        self._detached.append(Detached(self.pipeline, self.detached_store, FollowedCalls()))
+        self.pipeline.detached = self.detached
+
     def drain(self, grace: float) -> None:
         """Begins to stop, as a signal does: tells callers, and takes no new calls."""
         self._callers.drain(grace)
@@ -209,7 +219,8 @@ class MemoryHost:
         for peer in self._peers:
             await peer.aclose()
         await self.pipeline.idle()
-        await self.detached.settled()
+        for detached in self._detached:
+            await detached.settled()
         await self.credentials.aclose()
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
