@@ -508,7 +508,7 @@ async def be_superseded(state: str, start_host: StartHost) -> None:
             await recorded.wait()
             await finish(*arguments)
 
-        scene.host.detached_store.finish = held  # type: ignore[method-assign]
+        scene.host.detached_store.finish = held  # type: ignore[method-assign,assignment]
         await scene.running()
         await scene.worker.result(scene.on_worker)
         await quiet()
