@@ -12,6 +12,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls import causes
 from sidecar.calls.detached_call import DetachedCall, Following
+from sidecar.calls.limits import KIB
 from sidecar.calls.outcome import Refusal, failed
 from sidecar.calls.ports import (
     DetachedAudit,
@@ -37,6 +38,9 @@ _UNSAFE = Effects.EFFECTS_UNSAFE
 _RETRY_AFTER = 1.0
 _NO_PLACE = ""
 """Policy looks at owners, and not at the places that they store things in."""
+_MOST_COUNTED = 2**32 - 1
+_BESIDE = 4 * KIB
+"""What one that ended has in memory beside its frames and its outcome, at most."""
 _FIRST = 2
 """The number of the first frame behind `Started`."""
 
@@ -145,6 +149,11 @@ class Detached:
             _log.exception("a detached call could not be recorded")
             call.refused(_unavailable().failure)
             return
+        except Exception:
+            _log.exception("a detached call could not be recorded, and was refused")
+            self.count("internal_errors")
+            call.refused(_internal().failure)
+            return
         if call.done:
             await self._forget(entry.owner, digest)
             return
@@ -187,6 +196,11 @@ class Detached:
             _log.exception("a ticket could not be looked up")
             following.refuse(_unavailable())
             return
+        except Exception:
+            _log.exception("a ticket could not be looked up")
+            self.count("internal_errors")
+            following.refuse(_internal())
+            return
         if following.is_over:
             return
         if entry is None:
@@ -214,28 +228,34 @@ class Detached:
     def ended(self, detached: DetachedCall, frame: Frame) -> None:
         """The outcome is known: records it, and then has it told. One that has no ticket needs no record."""
         outcome = frame.SerializeToString()
+        detached.tells_by = self._pipeline.loop.time() + self._pipeline.limits.teardown_grace
+        if detached.running is not None:
+            # The record of its key, say, may have taken its time already.
+            detached.tells_by = min(detached.tells_by, detached.running.ends_by)
         if detached.entry is None:
             detached.tell(outcome)
         else:
             # Whoever follows it when the frames are gone is told how many there were.
-            frame.coalesced = detached.kept.reports
+            frame.coalesced = min(detached.kept.reports, _MOST_COUNTED)
             self._soon(self._record(detached, detached.entry.owner, outcome, frame.SerializeToString()))
 
     async def _record(self, detached: DetachedCall, owner: Owner, outcome: bytes, recorded: bytes) -> None:
-        limits = self._pipeline.limits
-        digest = detached.digest
+        retention, digest = self._pipeline.limits.detach_retention, detached.digest
         try:
-            async with asyncio.timeout(limits.teardown_grace):
-                await self._store.finish(owner, digest, detached.started, recorded, limits.detach_retention)
-        except (StoreUnavailable, TimeoutError):
-            self.count("unrecorded_outcomes")
+            async with asyncio.timeout_at(detached.tells_by):
+                await self._store.finish(owner, digest, detached.started, recorded, retention)
+        except Exception as error:
+            # It is told all the same.
             _log.exception("the outcome of a detached call could not be recorded")
+            self.count("unrecorded_outcomes")
+            if not isinstance(error, StoreUnavailable | TimeoutError):
+                self.count("internal_errors")
         detached.tell(outcome)
         now = self._pipeline.loop.time()
-        detached.until = now + limits.detach_retention
+        detached.until = now + retention
         self._pipeline.clocks.set(detached, detached.until, now)
         self._ended[digest] = detached
-        self.grew(detached, len(outcome))
+        self.grew(detached, len(outcome) + _BESIDE)
 
     def grew(self, detached: DetachedCall, growth: int) -> None:
         """So much more is kept of a call. Where that is too much in all, those that ended first are forgotten first."""
@@ -270,7 +290,7 @@ class Detached:
         """Forgets one that ended."""
         self._pipeline.clocks.clear(detached)
         del self._ended[detached.digest], self._calls[detached.digest]
-        self._bytes -= detached.kept.size + len(detached.outcome or b"")
+        self._bytes -= detached.kept.size + len(detached.outcome or b"") + _BESIDE
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._pipeline.loop.create_task(work)
@@ -301,6 +321,10 @@ def _lost_outcome(entry: DetachedEntry) -> bytes:
     frame = failed(causes.lost_with_sidecar(entry.tool, entry.effects))
     frame.time_unix_nano = time_ns()
     return frame.SerializeToString()
+
+
+def _internal() -> Refusal:
+    return Refusal(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed; its log says more.")
 
 
 def _invalid() -> Refusal:

@@ -117,6 +117,7 @@ class DetachedCall:
         "principal",
         "running",
         "started",
+        "tells_by",
         "until",
     )
 
@@ -140,6 +141,8 @@ class DetachedCall:
         """The outcome frame, without call id, once it is told to whoever asks."""
         self.kept = kept
         self.due_slot: float | None = None
+        self.tells_by = 0.0
+        """When its outcome is told at the latest, recorded or not, once it is known."""
         self.until = 0.0
         """When it is forgotten, once its outcome is known."""
         self._house = house

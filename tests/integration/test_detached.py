@@ -323,7 +323,7 @@ async def test_what_is_kept_is_bounded_in_all_and_the_outcomes_stay(start_host: 
         await worker.result(run.call, b"%d" % number)
         await caller.outcome(call)
         assert host.detached.kept_bytes <= 64 * KIB
-    assert 5 < len(host.detached) < 10
+    assert 3 < len(host.detached) < 10
     for number, ticket in enumerate(tickets):
         again = await follow(caller, ticket)
         frame = await caller.next_of("outcome", again)
@@ -380,6 +380,28 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(memory_ho
     await worker.result(run.call, b"1")
     assert (await caller.outcome(call)).result.json == b"1"
     assert (await caller.outcome(await follow(caller, ticket))).result.json == b"1"
+    assert (await memory_host.counters())["unrecorded_outcomes"] == 1
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_law_1_a_detached_call_that_cannot_be_recorded_is_decided_in_time(
+    memory_host: MemoryHost, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(memory_host.detached_store, "finish", hang)
+    slow = memory_host.store.finish
+
+    async def be_slow(*arguments: Any) -> None:
+        await asyncio.sleep(4)
+        await slow(*arguments)
+
+    monkeypatch.setattr(memory_host.store, "finish", be_slow)
+    begun_at = asyncio.get_running_loop().time()
+    _, _, caller, call, _ = await begun(memory_host, timeout=7, idempotency_key=key)
+    assert (await failed(caller, call)).kind == FailureKind.FAILURE_KIND_TIMEOUT
+    assert asyncio.get_running_loop().time() - begun_at <= 7 + 2 + 5 + 0.02
     assert (await memory_host.counters())["unrecorded_outcomes"] == 1
 
 
