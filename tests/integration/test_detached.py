@@ -387,8 +387,10 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(memory_ho
 async def test_law_1_a_detached_call_that_cannot_be_recorded_is_decided_in_time(
     memory_host: MemoryHost, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
+    stuck = asyncio.Event()
+
     async def hang(*_: object) -> None:
-        await asyncio.Event().wait()
+        await stuck.wait()
 
     monkeypatch.setattr(memory_host.detached_store, "finish", hang)
     slow = memory_host.store.finish
@@ -400,7 +402,10 @@ async def test_law_1_a_detached_call_that_cannot_be_recorded_is_decided_in_time(
     monkeypatch.setattr(memory_host.store, "finish", be_slow)
     begun_at = asyncio.get_running_loop().time()
     _, _, caller, call, _ = await begun(memory_host, timeout=7, idempotency_key=key)
-    assert (await failed(caller, call)).kind == FailureKind.FAILURE_KIND_TIMEOUT
+    try:
+        assert (await failed(caller, call)).kind == FailureKind.FAILURE_KIND_TIMEOUT
+    finally:
+        stuck.set()
     assert asyncio.get_running_loop().time() - begun_at <= 7 + 2 + 5 + 0.02
     assert (await memory_host.counters())["unrecorded_outcomes"] == 1
 
