@@ -135,6 +135,7 @@ class _Nobody:
     """The caller's side of a call that the sidecar makes by itself."""
 
     answerable: frozenset[str] | None = None
+    detaches = False
     takes_consent = False
     gone = True
     congested = False
@@ -148,7 +149,7 @@ class _Nobody:
         """Is never asked: it answers no method."""
         raise NotImplementedError
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: Question) -> None:
         """Nor is there anything to forget."""
 
     def leaves(self, call: Call) -> None:

@@ -76,6 +76,12 @@ class CallClock(CallFacts, ABC):
             return self._pipeline.limits.human_timeout if self.parent is None else self.parent.people_left
         return people.left - (self._pipeline.loop.time() - people.since if people.asking else 0.0)
 
+    @property
+    def ends_by(self) -> float:
+        """When its outcome is told at the latest, by the loop's clock."""
+        limits = self._pipeline.limits
+        return self._latest + limits.cancel_grace + limits.teardown_grace
+
     def limit_time(self, tool: Tool | None) -> None:
         """Fixes the deadline from what the caller wishes and the tool allows.
 

@@ -107,6 +107,8 @@ class Requests:
                 return
             if call.done:
                 return
+            if call.caller.detaches:
+                call.tell_started()
             supplying = go_on()
             if supplying is not None:
                 await asyncio.wait((supplying,))

@@ -115,6 +115,7 @@ class _OuterCaller:
         self.takes_consent = False
         self.calls = 0
         """How many calls it has made that were not refused."""
+        self.detaches = False
         self._outer = outer
 
     @property
@@ -136,9 +137,9 @@ class _OuterCaller:
         """Takes a question for the caller."""
         return self._outer.caller.ask(question)
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: Question) -> None:
         """A question needs no answer any more."""
-        self._outer.caller.forget(number)
+        self._outer.caller.forget(number, question)
 
     def leaves(self, call: "Call") -> None:
         """Inner calls are not joined, so the caller leaves none of them to others."""

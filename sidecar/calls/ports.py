@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
+from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.paused import PausedCall
 from sidecar.scope import KeptInstance, Owner, Principal, Registration, Scope, ScopeKey
 
@@ -43,6 +44,11 @@ class Caller(Protocol):
         ...
 
     @property
+    def detaches(self) -> bool:
+        """Whether it stands for callers that come and go, so that a call may be detachable."""
+        ...
+
+    @property
     def answerable(self) -> frozenset[str] | None:
         """The methods that it can be asked; `None`: there is no way back to it."""
         ...
@@ -71,7 +77,7 @@ class Caller(Protocol):
         """Takes a question that is about to be sent; answers its number. The question hears what becomes of it."""
         ...
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: "Question") -> None:
         """A question needs no answer any more."""
         ...
 
@@ -85,6 +91,35 @@ class Caller(Protocol):
 
     def took_over(self, call: "Call") -> None:
         """A running call's sink is this caller's from now on, in place of one of its own that joined it."""
+        ...
+
+
+class Follower(Caller, Protocol):
+    """A caller on whose stream detached calls are followed, each by a call id of that stream."""
+
+    def follows(self, number: int, call: "Call | None") -> None:
+        """What it sends under this call id is for this call from now on; `None`: for none."""
+        ...
+
+    def follows_no_more(self, number: int) -> None:
+        """Nothing more is sent to it under this call id."""
+        ...
+
+
+class FollowerLane(Sink, Protocol):
+    """Where the frames of a detached call go on a follower's stream. They are stamped already."""
+
+    call: int
+    """The call id on that stream."""
+    handed_over: int
+    """How many frames were handed to the transport."""
+
+    def missed(self, count: int) -> None:
+        """So many reports are not sent; the next frame says so."""
+        ...
+
+    def replay(self, frame: Frame) -> None:
+        """Sends a frame that was kept. None of them gives way to newer; a report over the largest counts as lost."""
         ...
 
 
@@ -443,4 +478,76 @@ class PauseStore(Protocol):
 
     async def busy(self) -> list[tuple[bytes, Owner, str | None, str | None]]:
         """Those of runs and sessions that can be resumed: ticket digest, owner, run and session."""
+
+
+class StoreFull(Exception):
+    """A tenant's subject has as many entries as it may have. Nothing was stored."""
+
+
+class DetachedEntry(NamedTuple):
+    """What is remembered of a detached call, so that it can be followed without it."""
+
+    owner: Owner
+    """Whom it is for."""
+    principal: str
+    """The name of the caller principal that started it."""
+    tool: str
+    key: str | None
+    """Its idempotency key."""
+    effects: "Effects.ValueType"
+    """Of its tool."""
+    started: bytes
+    """Its serialised `Started` frame, without the ticket and without a call id."""
+    outcome: bytes | None
+    """Its serialised outcome frame, likewise; `None` while it runs."""
+
+
+class DetachedStore(Protocol):
+    """Keeps detached calls by the digests of their tickets.
+
+    Each method raises `StoreUnavailable` if the store cannot answer.
+    """
+
+    async def begin(self, owner: Owner, digest: bytes, entry: DetachedEntry, most: int) -> None:
+        """Records that a call runs. Synced on return.
+
+        :raises StoreFull: if its owner has `most` entries already, of calls that run and of those that ended.
+        """
+        ...
+
+    async def finish(self, owner: Owner, digest: bytes, started: bytes, outcome: bytes, lasts: float) -> None:
+        """Records how it ended; the entry lasts so many seconds from now. Synced on return."""
+        ...
+
+    async def find(self, principal: str, digest: bytes) -> DetachedEntry | None:
+        """The entry of a ticket, where this caller principal started the call, and it has not expired."""
+        ...
+
+    async def forget(self, owner: Owner, digest: bytes) -> None:
+        """Removes an entry."""
+        ...
+
+    async def end_lost(self, outcome_of: Callable[[DetachedEntry], bytes], lasts: float) -> list[DetachedEntry]:
+        """Ends all that are said to run, in a sidecar that has just started: none of them does. Synced on return.
+
+        Where the outcome of the same request was recorded under its idempotency key, that is how one ended; else it is
+        what `outcome_of` answers. Each entry lasts so many seconds from now. Answers those that were ended by
+        `outcome_of`.
+        """
+        ...
+
+    async def sweep(self) -> None:
+        """Removes what has expired."""
+        ...
+
+
+class DetachedAudit(Protocol):
+    """What keeps a record of what becomes of detached calls, beside that of every call."""
+
+    def followed(self, principal: Principal, execution: str) -> None:
+        """Somebody follows a call from now on."""
+        ...
+
+    def lost_detached(self, execution: str, tool: str) -> None:
+        """A call ran when the sidecar was killed, and ended with that."""
         ...

@@ -24,6 +24,7 @@ ANY_TEXT = "…"
 END_SCOPE = "EndScope"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
+LOST, TICKET = "lost", '"TICKET"'
 WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
 
 
@@ -77,23 +78,28 @@ def _differs(want: object, got: object, where: str) -> Iterator[str]:
 
 
 class Played:
-    """What an exchange has come to: the ids that were given, and the end of a scope that was asked for."""
+    """What an exchange has come to: the ids and tickets that were given, and the end of a scope that was asked for."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.registrations: list[str] = []
+        self.ticket = ""
         self.ending: asyncio.Task[EndScopeResponse] | None = None
 
     def filled(self, text: str) -> str:
         """A line with what stands for ids and users in it."""
         for number, registration in enumerate(self.registrations, 1):
             text = text.replace(f"${number}", registration)
-        return text.replace(A_USER, f"local:{os.getuid()}")
+        return text.replace(A_USER, f"local:{os.getuid()}").replace(TICKET, f'"{self.ticket}"')
 
 
 async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
     for line in lines(block):
         peer = peers[line.peer]
+        if line.text == LOST:
+            peer.cut()
+            peers[line.peer] = await played.host.caller()
+            continue
         if line.text == "end":
             assert (await peer.end()).code.name == "OK"
         elif line.text.startswith(END_SCOPE):
@@ -103,6 +109,7 @@ async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
         else:
             frame = text_format.Parse(played.filled(line.text), Frame())
             came = await peer.next(frame.call)
+            played.ticket = came.started.ticket or played.ticket
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
             given = came.reply.teardown.registration_id
             if given and given not in played.registrations:
