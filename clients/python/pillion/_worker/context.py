@@ -15,6 +15,7 @@ from pillion._facts import (
     Identity,
     ParentAnchor,
     Registration,
+    TeardownReason,
     TeardownScope,
     Trace,
     seconds_of,
@@ -158,6 +159,11 @@ class ToolContext:
     def resume(self) -> Resumed | None:
         """The state that the tool paused with and the answer to its pause; `None` where it runs for the first time."""
         return resumed_of(self._message)
+
+    @property
+    def cleanup_reason(self) -> TeardownReason | None:
+        """Why this call cleans up in the place of a worker that is gone; `None` where a caller has called."""
+        return TeardownReason(self._message.cleanup_reason) if self._message.HasField("cleanup_reason") else None
 
     # --- cancel
 
