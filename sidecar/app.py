@@ -191,7 +191,9 @@ class Sidecar:
             await pipeline.idle()
             # What has ended is told once it is recorded.
             await self._detached.settled()
-        await pipeline.teardowns.end_all()
+        # A scope that is being ended has these in turn; a store that hangs has no more.
+        with anyio.move_on_after(limits.cancel_grace + 2 * limits.teardown_grace):
+            await pipeline.teardowns.end_all()
         self._supervisor.drain()
         with anyio.move_on_after(_GOODBYE_GRACE):
             await self._catalogue.drain()
