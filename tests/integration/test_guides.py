@@ -16,7 +16,7 @@ from tests.support.scripts import lay_out, run_script
 WRITE, CALL = "docs/write-a-tool.md", "docs/call-a-tool.md"
 PYTHONPATH = f"{ROOT}:{ROOT / 'clients' / 'python'}"
 RESULT = [{"word": "to", "times": 2}, {"word": "be", "times": 2}]
-WORKERS = ("words", "patient", "careful", "tables", "notes")
+WORKERS = ("words", "patient", "careful", "tables", "notes", "money")
 TOOLS = "".join(f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n' for name in WORKERS)
 REPORTS_AND_RESULT = [
     *("counted a", "counted b", "counted a"),
@@ -24,13 +24,15 @@ REPORTS_AND_RESULT = [
 ]
 SAID = {
     "call.py": [
-        "['add_note', 'add_up', 'common_words', 'count_words', 'rows_of', 'shorten', 'sort_rows', 'wait_for']",
+        "['add_note', 'add_up', 'common_words', 'count_words', 'rows_of', 'shorten', 'sort_rows', 'transfer', "
+        "'wait_for']",
         str(RESULT),
     ],
     "watch.py": [*REPORTS_AND_RESULT, "CANCELLED", "CallTimedOut"],
     "many.py": ["500 [{'word': '7', 'times': 2}]"],
     "session.py": ["1", "2", "1 0 0", "1"],
     "answers.py": ["The text has 4 words. How many are to stay?", "one two three"],
+    "paused.py": ["Transfer 5? {'type': 'boolean'}", "transferred 5 at 1.5"],
     "plain.py": ["55", *REPORTS_AND_RESULT],
     "files.py": [
         "words.csv text/csv 26",
@@ -164,7 +166,7 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     script = f'pillion() {{ deploy/pillion "$@"; }}\n{commands.text}'
     done = run_script(script, place, {"PILLION_ADDRESS": address})
     assert done.returncode == 20, done.stderr
-    listed = [line.split()[0] for line in done.stdout.splitlines()[:8]]
+    listed = [line.split()[0] for line in done.stdout.splitlines()[:9]]
     assert listed == [
         "add_note",
         "add_up",
@@ -173,6 +175,7 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
         "rows_of",
         "shorten",
         "sort_rows",
+        "transfer",
         "wait_for",
     ]
     *_, called, piped, sorted_file, followed = done.stdout.splitlines()

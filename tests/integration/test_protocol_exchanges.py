@@ -24,7 +24,7 @@ ANY_TEXT = "…"
 END_SCOPE = "EndScope"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
-LOST, TICKET = "lost", '"TICKET"'
+LOST = "lost"
 WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
 
 
@@ -95,7 +95,7 @@ class Played:
         for number, registration in enumerate(self.registrations, 1):
             text = text.replace(f"${number}", registration)
         text = text.replace("$instance", self.instance).replace("$secret", self.secret)
-        return text.replace(A_USER, f"local:{os.getuid()}").replace(TICKET, f'"{self.ticket}"')
+        return text.replace(A_USER, f"local:{os.getuid()}").replace("$ticket", self.ticket)
 
 
 async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
@@ -116,8 +116,8 @@ async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
         else:
             frame = text_format.Parse(played.filled(line.text), Frame())
             came = await peer.next(frame.call)
-            played.ticket = came.started.ticket or played.ticket
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
+            played.ticket = came.started.ticket or came.outcome.paused.ticket or played.ticket
             given = came.reply.teardown.registration_id
             if given and given not in played.registrations:
                 played.registrations.append(given)
