@@ -124,9 +124,9 @@ class Sidecar:
                 async with (
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
-                    pausing(settings, self._pipeline, self._database, self._events),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
                     tearing_down(settings, self._pipeline, teardowns, self._events, redact),
+                    pausing(settings, self._pipeline, self._database, self._events),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):

@@ -449,7 +449,7 @@ class Call(CallClock):
         self.invocation = None
         self.outcome = frame
         if self.kept_for is not None or self.paused_inner:
-            if frame.outcome.HasField("paused"):
+            if frame.outcome.HasField("paused") or self._goes_on_later:
                 self._pipeline.teardowns.pause_call(self)
             elif (tearing_down := self._pipeline.teardowns.end_call(self)) is not None:
                 self._tear_down(tearing_down)
@@ -486,6 +486,11 @@ class Call(CallClock):
         caller.finished(self)
 
     # --- parts of the above
+
+    @property
+    def _goes_on_later(self) -> bool:
+        """Whether its tool was not invoked, and it can be resumed by the same ticket once more."""
+        return self.resumption is not None and self.resumption.ticket_digest is not None and not self._attempt
 
     def _decide(self, cause: Failure, reason: "CancelReason.ValueType") -> None:
         """Fixes how the call ends. A tool that runs is asked to stop and given its grace; else this is the outcome."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 64
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
-_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 _PAUSE = 1.0
 _NOT_RUN = "not run"
@@ -50,7 +49,7 @@ class CleanupCalls:
         firing, cleanup = self._firing, registration.cleanup
         async with self._places:
             if cleanup is None or self._ends:
-                if registration.key.kind == _CALL:
+                if not registration.is_stored:
                     # Of which the next one would not know.
                     firing.lost(registration)
                 return

@@ -69,5 +69,26 @@ def pinned_is_lost(tool: Tool) -> Refusal:
     )
 
 
+def keeper_is_full(tool: Tool) -> Refusal:
+    """The instance that keeps what a paused call has opened is full."""
+    return Refusal(
+        FailureKind.FAILURE_KIND_OVERLOADED,
+        f"The instance that keeps what this call of {tool.name} had opened before it paused is full; try again later.",
+        retryable=True,
+        retry_after=_RETRY_AFTER,
+    )
+
+
+def keeper_is_away(tool: Tool) -> Refusal:
+    """The instance that keeps what a paused call has opened has no stream just now."""
+    return Refusal(
+        FailureKind.FAILURE_KIND_UNAVAILABLE,
+        f"The instance that keeps what this call of {tool.name} had opened before it paused is away, and may come "
+        "back; try again later.",
+        retryable=True,
+        retry_after=_RETRY_AFTER,
+    )
+
+
 def _word(tool: Tool) -> str:
     return "run" if tool.holds == _RUN else "session"

@@ -114,13 +114,8 @@ class Pauses:
             expires_at=self._clock() + self._pipeline.limits.pause_lifetime,
         )
         instead_of = resumption.ticket_digest if resumption is not None else None
-        keeping = asyncio.ensure_future(
-            self._store.keep(
-                paused,
-                instead_of,
-                is_claimed=instead_of is not None and resumption is not None and resumption.is_claimed,
-            )
-        )
+        is_claimed = resumption is not None and resumption.is_claimed
+        keeping = asyncio.ensure_future(self._keep(paused, instead_of, is_claimed=is_claimed))
         try:
             is_kept = await asyncio.shield(keeping)
         except asyncio.CancelledError:
@@ -150,6 +145,11 @@ class Pauses:
         frame.outcome.paused.ClearField("state")
         frame.outcome.paused.ticket = ticket
         return frame
+
+    async def _keep(self, paused: PausedCall, instead_of: bytes | None, *, is_claimed: bool) -> bool:
+        # Before the call: what nobody has paused for ends when the next sidecar begins.
+        await self._pipeline.teardowns.store_paused(paused.owner, paused.pause)
+        return await self._store.keep(paused, instead_of, is_claimed=is_claimed)
 
     def _pause_of(self, call: "Call", frame: Frame, *, for_consent: bool = False) -> Pause | None:
         invocation, resumption, said = call.invocation, call.resumption, frame.outcome.paused
@@ -259,8 +259,10 @@ class Pauses:
             if call.attempts:
                 self._leave(resumption.ticket_digest)
                 await self._store.finish(resumption.ticket_digest)
-            else:
-                await self._store.release(resumption.ticket_digest)
+            elif not await self._store.release(resumption.ticket_digest) and call.scope is not None:
+                # Its scope has ended, and this was what was left of it.
+                self._leave(resumption.ticket_digest)
+                self._pipeline.teardowns.end_paused(call.scope.owner, resumption.pause)
         except StoreUnavailable:
             # It stays claimed: nobody can use it, and the next start takes it away.
             _log.exception("the record of a resumed call could not be brought up to date")
@@ -275,6 +277,9 @@ class Pauses:
         """
         for paused in await self._store.recover():
             self._end(paused, "lost")
+        teardowns = self._pipeline.teardowns
+        if teardowns.kept_for_paused():
+            teardowns.end_others(await self._store.executions())
         for ticket_digest, owner, run_id, session_id in await self._store.busy():
             self._hold(ticket_digest, lasting_scopes(owner, run_id, session_id))
         self._next_expiry = await self._store.next_expiry()

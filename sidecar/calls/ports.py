@@ -405,8 +405,8 @@ class PauseStore(Protocol):
         """
         ...
 
-    async def release(self, ticket_digest: bytes) -> None:
-        """The resume came to nothing: the call may be claimed again."""
+    async def release(self, ticket_digest: bytes) -> bool:
+        """The resume came to nothing: the call may be claimed again. False: it has ended meanwhile."""
         ...
 
     async def finish(self, ticket_digest: bytes) -> None:
@@ -427,6 +427,10 @@ class PauseStore(Protocol):
 
     async def recover(self) -> list[PausedCall]:
         """Takes away those that were claimed when the sidecar stopped; answers them."""
+        ...
+
+    async def executions(self) -> frozenset[str]:
+        """The executions that something may be kept under for those that can be resumed, and their inner calls."""
         ...
 
     async def busy(self) -> list[tuple[bytes, Owner, str | None, str | None]]:

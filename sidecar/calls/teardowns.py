@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -129,6 +129,27 @@ class Teardowns:
         """A call goes on that had paused."""
         if call.kept_for is not None and self.registry.kept_for(call.kept_for):
             self._of_calls.add(call.kept_for)
+
+    async def store_paused(self, owner: Owner, pause: Pause) -> None:
+        """Has what is kept for the end of a call that pauses outlast the sidecar. Synced on return.
+
+        :raises StoreUnavailable: if it cannot be stored.
+        """
+        for execution_id in pause.execution_ids():
+            for registration in self.registry.kept_for(call_scope(owner, execution_id)):
+                if not registration.is_stored:
+                    registration.is_stored = True
+                    await self.firing.store.add(registration)
+
+    def kept_for_paused(self) -> bool:
+        """Whether anything is kept for the end of a call that an earlier sidecar ran."""
+        return any(key.kind == _CALL for key in self.registry.scopes())
+
+    def end_others(self, paused: Container[str]) -> None:
+        """Fires what is kept for the ends of calls that an earlier sidecar ran, but for those that are paused still."""
+        for key in self.registry.scopes():
+            if key.kind == _CALL and key.fact not in paused:
+                self._fire(self.registry.claim(key), TeardownReason.TEARDOWN_REASON_CALL_END)
 
     def end_paused(self, owner: Owner, pause: Pause) -> None:
         """Fires what was kept for the end of a call that had paused, which nobody resumes any more."""

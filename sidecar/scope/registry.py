@@ -101,6 +101,10 @@ class Registry:
         scope = self._scopes.get(key)
         return scope.busy if scope is not None else 0
 
+    def scopes(self) -> tuple[ScopeKey, ...]:
+        """All live scopes."""
+        return tuple(self._scopes)
+
     def is_live(self, key: ScopeKey) -> bool:
         """Whether a call is in a scope, or anything is kept for it."""
         return key in self._scopes

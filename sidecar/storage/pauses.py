@@ -41,6 +41,7 @@ _OF_SCOPE = f"SELECT {_COLUMNS} FROM paused_call WHERE tenant = ? AND subject = 
 _LOST = f"""
     SELECT {_COLUMNS} FROM paused_call WHERE state IN ({_CLAIMED}, {_CLAIMED_BY_KEY}) ORDER BY id
 """  # noqa: S608  # likewise
+_PAUSES = f"SELECT pause FROM paused_call WHERE state = {_OPEN}"  # noqa: S608  # likewise
 _BUSY = f"""
     SELECT ticket_digest, tenant, subject, run_id, session_id FROM paused_call
     WHERE state = {_OPEN} AND (run_id IS NOT NULL OR session_id IS NOT NULL)
@@ -114,12 +115,16 @@ class SqlitePauseStore:
 
         return await self._database.write(operation)
 
-    async def release(self, ticket_digest: bytes) -> None:
-        """Lets a call be claimed again.
+    async def release(self, ticket_digest: bytes) -> bool:
+        """Lets a call be claimed again. False: it is not there any more.
 
         :raises StoreUnavailable: if the database cannot store it.
         """
-        await self._database.write(lambda connection: connection.execute(_RELEASE, (ticket_digest,)).close())
+
+        def operation(connection: sqlite3.Connection) -> bool:
+            return connection.execute(_RELEASE, (ticket_digest,)).rowcount == 1
+
+        return await self._database.write(operation)
 
     async def finish(self, ticket_digest: bytes) -> None:
         """Forgets a call, unless it is to be remembered as a used one.
@@ -180,6 +185,21 @@ class SqlitePauseStore:
             return rows
 
         return [_read(row) for row in await self._database.write(operation)]
+
+    async def executions(self) -> frozenset[str]:
+        """The executions that something may be kept under for those that can be resumed, and their inner calls.
+
+        :raises StoreUnavailable: if the database cannot answer.
+        """
+
+        def operation(connection: sqlite3.Connection) -> frozenset[str]:
+            return frozenset(
+                execution_id
+                for (pause,) in connection.execute(_PAUSES)
+                for execution_id in Pause.from_bytes(pause).execution_ids()
+            )
+
+        return await self._database.read(operation)
 
     async def busy(self) -> list[tuple[bytes, Owner, str | None, str | None]]:
         """Those of runs and sessions that can be resumed: ticket digest, owner, run and session.

@@ -159,6 +159,7 @@ def _registration(row: tuple[Any, ...]) -> KeptRegistration:
         label,
         _cleanup_of(*cleanup) if cleanup[0] is not None else None,
     )
+    registration.is_stored = True
     return KeptRegistration(registration, reason)
 
 

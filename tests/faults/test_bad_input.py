@@ -19,6 +19,7 @@ INVALID_ARGUMENTS = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
 PROTOCOL = FailureKind.FAILURE_KIND_PROTOCOL
 TIMEOUT = FailureKind.FAILURE_KIND_TIMEOUT
 UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+TICKET_INVALID = FailureKind.FAILURE_KIND_TICKET_INVALID
 UNSUPPORTED = FailureKind.FAILURE_KIND_UNSUPPORTED
 NONE = SideEffects.SIDE_EFFECTS_NONE
 
@@ -99,7 +100,10 @@ REFUSED: dict[str, tuple[dict[str, Any], "FailureKind.ValueType"]] = {
     "a long key": ({"idempotency_key": LONG}, INVALID_ARGUMENTS),
     "a key that is long in bytes": ({"idempotency_key": LONG_IN_BYTES}, INVALID_ARGUMENTS),
     "a call to be detached": ({"detachable": True}, UNSUPPORTED),
-    "a call to be resumed": ({"resume": ResumeTicket(ticket=CANARY)}, UNSUPPORTED),
+    "a ticket of nothing": ({"resume": ResumeTicket(ticket=CANARY)}, TICKET_INVALID),
+    "an endless ticket": ({"resume": ResumeTicket(ticket=CANARY * 9_000)}, TICKET_INVALID),
+    "no ticket": ({"resume": ResumeTicket()}, TICKET_INVALID),
+    "an answer that is not JSON": ({"resume": ResumeTicket(ticket=CANARY, answer=b"{")}, INVALID_ARGUMENTS),
     "a call for another": ({"on_behalf_of": CANARY}, UNSUPPORTED),
 }
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar._gen.pillion.v1.context_pb2 import Identity, Resume
+from sidecar._gen.pillion.v1.context_pb2 import Identity, Resume, TeardownScope
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome
+from sidecar._gen.pillion.v1.worker_pb2 import Reattach, RegisterTeardown
 from tests.support import CallerPeer, Invocation, SidecarProcess, WorkerPeer, attach, on_unix, tool
 from tests.support.machines import lacking, with_disk
 from tests.support.pausing import pause, paused, resume, told
@@ -175,3 +177,47 @@ async def test_a_full_disk_fails_the_pause_and_leaves_those_before_it(tmp_path: 
             assert refused.failure.kind == FailureKind.FAILURE_KIND_UNAVAILABLE
     finally:
         await process.aclose()
+
+
+async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: SidecarProcess) -> None:
+    worker, caller = await process.worker(), await process.caller()
+    welcome = await worker.hello(tool("echo"))
+    secret, ids = welcome.reattach_secret, {}
+    for what in ("paused", "running", "used"):
+        call = await caller.start()
+        run = await worker.next_invoke()
+        kept = RegisterTeardown(request_id=1, scope=TeardownScope.TEARDOWN_SCOPE_CALL, name=what)
+        ids[what] = (await worker.register(run.call, kept)).teardown.registration_id
+        if what != "running":
+            await worker.send(pause(run.call))
+            ticket = (await caller.outcome(call)).paused.ticket
+            if what == "paused":
+                good = ticket
+            else:
+                await resume(caller, ticket)
+                await worker.next_invoke()
+    await process.kill()
+    await process.start()
+    worker, caller = await process.worker(), await process.caller()
+    reattach = Reattach(instance_id=welcome.instance_id, secret=secret, registrations=ids.values())
+    again = await worker.hello(tool("echo"), reattach=reattach)
+    assert again.instance_id == welcome.instance_id
+    # That of a call that only ran is not known; that of one that had gone on ends with it.
+    told_first = {}
+    while told_first.keys() < {"release", "run_teardown"}:
+        frame = await worker.next()
+        told_first[frame.WhichOneof("body")] = frame
+    assert told_first["release"].release.registration_id == ids["running"]
+    assert told_first["run_teardown"].run_teardown.registration_id == ids["used"]
+    await worker.send(done(ids["used"]))
+    call = await resume(caller, good)
+    await worker.result((await worker.next_invoke()).call, "on")
+    assert (await worker.next_of("run_teardown")).run_teardown.registration_id == ids["paused"]
+    await worker.send(done(ids["paused"]))
+    assert (await caller.outcome(call)).result.json == b'"on"'
+
+
+def done(registration: str) -> Frame:
+    frame = Frame()
+    frame.teardown_done.registration_id = registration
+    return frame

@@ -451,3 +451,31 @@ async def test_guarantee_02_a_resume_whose_claim_hangs_is_one_outcome(memory_hos
     await resume(caller, ticket)
     await worker.next_invoke()
     assert len(worker.invoked) == 2
+
+
+async def test_a_call_goes_on_where_what_it_had_opened_is_kept(memory_host: MemoryHost) -> None:
+    first, caller = await attach(memory_host, concurrency=1), await memory_host.caller()
+    call = await caller.start()
+    run = await first.next_invoke()
+    await first.register(run.call, RegisterTeardown(request_id=1, scope=TeardownScope.TEARDOWN_SCOPE_CALL))
+    await first.send(pause(run.call))
+    ticket = (await caller.outcome(call)).paused.ticket
+    blocking = await caller.start()
+    blocker = await first.next_invoke()
+    second = await attach(memory_host, concurrency=10)
+    failure = (await caller.outcome(await resume(caller, ticket))).failure
+    assert (failure.kind, failure.retryable) == (OVERLOADED, True)
+    await first.result(blocker.call)
+    await caller.outcome(blocking)
+    call = await resume(caller, ticket)
+    await first.send(pause((await first.next_invoke()).call))
+    ticket = (await caller.outcome(call)).paused.ticket
+    first.cut()
+    await quiet()
+    failure = (await caller.outcome(await resume(caller, ticket))).failure
+    assert (failure.kind, failure.retryable) == (UNAVAILABLE, True)
+    # Once it cannot come back, what it kept is gone, and any other does.
+    await asyncio.sleep(120)
+    await resume(caller, ticket)
+    assert told(await second.next_invoke()) is not None
+    assert len(second.invoked) == 1

@@ -77,17 +77,19 @@ def _differs(want: object, got: object, where: str) -> Iterator[str]:
 
 
 class Played:
-    """What an exchange has come to: the ids that were given, and the end of a scope that was asked for."""
+    """What an exchange has come to: the ids and tickets that were given, and the end of a scope that was asked for."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.registrations: list[str] = []
+        self.ticket = ""
         self.ending: asyncio.Task[EndScopeResponse] | None = None
 
     def filled(self, text: str) -> str:
         """A line with what stands for ids and users in it."""
         for number, registration in enumerate(self.registrations, 1):
             text = text.replace(f"${number}", registration)
+        text = text.replace("$ticket", self.ticket)
         return text.replace(A_USER, f"local:{os.getuid()}")
 
 
@@ -104,6 +106,7 @@ async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
             frame = text_format.Parse(played.filled(line.text), Frame())
             came = await peer.next(frame.call)
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
+            played.ticket = came.outcome.paused.ticket or played.ticket
             given = came.reply.teardown.registration_id
             if given and given not in played.registrations:
                 played.registrations.append(given)

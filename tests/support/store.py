@@ -73,11 +73,13 @@ class InMemoryPauseStore:
         self.paused[ticket_digest] = found._replace(is_used=remember)
         return True
 
-    async def release(self, ticket_digest: bytes) -> None:
+    async def release(self, ticket_digest: bytes) -> bool:
         self._check()
         self.claimed.discard(ticket_digest)
-        if ticket_digest in self.paused:
-            self.paused[ticket_digest] = self.paused[ticket_digest]._replace(is_used=False)
+        if ticket_digest not in self.paused:
+            return False
+        self.paused[ticket_digest] = self.paused[ticket_digest]._replace(is_used=False)
+        return True
 
     async def finish(self, ticket_digest: bytes) -> None:
         self._check()
@@ -112,6 +114,15 @@ class InMemoryPauseStore:
     async def recover(self) -> list[PausedCall]:
         self._check()
         return self._remove([self.paused[digest] for digest in self.claimed if not self.paused[digest].is_used])
+
+    async def executions(self) -> frozenset[str]:
+        self._check()
+        return frozenset(
+            execution_id
+            for digest, one in self.paused.items()
+            if digest not in self.claimed
+            for execution_id in one.pause.execution_ids()
+        )
 
     async def busy(self) -> list[tuple[bytes, Owner, str | None, str | None]]:
         self._check()

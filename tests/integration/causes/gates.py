@@ -30,7 +30,8 @@ def at_the_gates(cause: str, *arguments: Any, **fields: Any) -> None:
 at_the_gates("the Start is over the largest frame", "echo", {"text": "x" * MIB})
 at_the_gates("no tool is named", "")
 at_the_gates("the call is to be detachable", detachable=True)
-at_the_gates("the call resumes another", resume=ResumeTicket(ticket="t"))
+at_the_gates("the ticket opens nothing", resume=ResumeTicket(ticket="t"))
+at_the_gates("the answer is not strict JSON", resume=ResumeTicket(ticket="t", answer=b"{"))
 at_the_gates("the call is on behalf of another sidecar's caller", on_behalf_of="ana")
 at_the_gates("an id is over 256 bytes", run_id="r" * 257)
 at_the_gates("the idempotency key is empty", idempotency_key="")
@@ -211,3 +212,12 @@ by_its_provider("the provider of a needed credential does not answer", _is_down)
 by_its_provider(
     "a person has to authorise first", lambda: AuthorizationRequired("github", Secret("https://id.example.com"))
 )
+
+
+@happens("the record of paused calls cannot be reached", "no")
+async def _no_record_of_pauses(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    stage.host.pause_store.broken = True
+    call = await stage.caller.start("", resume=ResumeTicket(ticket="t"))
+    return await stage.failed(call)
