@@ -18,14 +18,24 @@ PYTHONPATH = f"{ROOT}:{ROOT / 'clients' / 'python'}"
 RESULT = [{"word": "to", "times": 2}, {"word": "be", "times": 2}]
 WORKERS = ("words", "patient", "careful", "tables", "notes", "money")
 TOOLS = "".join(f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n' for name in WORKERS)
+TOOLS_OF_THE_GUIDES = [
+    "add_note",
+    "add_up",
+    "common_words",
+    "count_words",
+    "rows_of",
+    "shorten",
+    "sort_rows",
+    "transfer",
+    "wait_for",
+]
 REPORTS_AND_RESULT = [
     *("counted a", "counted b", "counted a"),
     "[{'word': 'a', 'times': 2}, {'word': 'b', 'times': 1}]",
 ]
 SAID = {
     "call.py": [
-        "['add_note', 'add_up', 'common_words', 'count_words', 'rows_of', 'shorten', 'sort_rows', 'transfer', "
-        "'wait_for']",
+        str(TOOLS_OF_THE_GUIDES),
         str(RESULT),
     ],
     "watch.py": [*REPORTS_AND_RESULT, "CANCELLED", "CallTimedOut"],
@@ -166,18 +176,8 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     script = f'pillion() {{ deploy/pillion "$@"; }}\n{commands.text}'
     done = run_script(script, place, {"PILLION_ADDRESS": address})
     assert done.returncode == 20, done.stderr
-    listed = [line.split()[0] for line in done.stdout.splitlines()[:9]]
-    assert listed == [
-        "add_note",
-        "add_up",
-        "common_words",
-        "count_words",
-        "rows_of",
-        "shorten",
-        "sort_rows",
-        "transfer",
-        "wait_for",
-    ]
+    listed = [line.split()[0] for line in done.stdout.splitlines()[: len(TOOLS_OF_THE_GUIDES)]]
+    assert listed == TOOLS_OF_THE_GUIDES
     *_, called, piped, sorted_file, followed = done.stdout.splitlines()
     assert re.fullmatch(r'"art_[0-9A-Za-z]{22}"', sorted_file)
     assert "sorted/sorted.csv: text/csv, 24 bytes" in done.stderr
