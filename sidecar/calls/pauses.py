@@ -107,7 +107,7 @@ class Pauses:
             ticket_digest=digest_of(ticket),
             caller=call.caller.principal.name,
             owner=scope.owner,
-            run_id=call.run_id,
+            run_id=call.run_of or call.run_id,
             session_id=call.session_id,
             start=start.SerializeToString(),
             pause=pause,
@@ -190,6 +190,9 @@ class Pauses:
             again = resumed_start(paused, start)
             call.tool_call_id = again.tool_call_id
             self._pipeline.pass_gates(call, again, self._pipeline.loop.time())
+            if said.run_id and paused.run_id:
+                # Before and after a pause is one run, by whatever ids its caller knows it.
+                self._pipeline.teardowns.registry.alias(ScopeKey(_RUN, paused.owner, paused.run_id), said.run_id)
         except StoreUnavailable:
             _log.exception("a ticket could not be looked up")
             call.refused(unreachable().failure)

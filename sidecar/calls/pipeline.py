@@ -312,7 +312,7 @@ class Pipeline:
             call.arguments = arguments
         principal = caller.principal
         call.scope = scope = (
-            scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
+            scope_of(principal, identity, call.session_id, call.run_id, call.first_execution_id)
             if parent is None or parent.scope is None
             else parent.scope
         )

@@ -110,7 +110,7 @@ class Metrics:
         )
 
     def _calls_of(self, counts: Mapping[str, int], reading: Reading) -> Iterator[Metric]:
-        outcomes = {"RESULT": counts.get("results", 0)}
+        outcomes = {"RESULT": counts.get("results", 0), "PAUSED": counts.get("pauses", 0)}
         outcomes |= {kind: counts.get(_FAILURES + kind, 0) for kind in _KINDS}
         yield _counters_by("outcomes", "Outcomes, by kind.", "kind", outcomes)
         yield _histogram("call_duration_seconds", "From a call's start to its outcome.", self._calls)
