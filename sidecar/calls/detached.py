@@ -80,9 +80,13 @@ class Detached:
     async def recover(self) -> None:
         """Ends the calls that ran when the sidecar was killed. To be called once, before anything else.
 
-        :raises StoreUnavailable: if the store cannot be written.
+        Where the store cannot be written just now the next start ends them; who follows one before is told the same.
         """
-        lost = await self._store.end_lost(_lost_outcome, self._pipeline.limits.detach_retention)
+        try:
+            lost = await self._store.end_lost(_lost_outcome, self._pipeline.limits.detach_retention)
+        except StoreUnavailable:
+            _log.exception("the detached calls that ran when the sidecar was killed could not be ended")
+            return
         for entry in lost:
             self._pipeline.counters.add("lost_detached_calls")
             self._audit.lost_detached(Frame.FromString(entry.started).started.execution_id, entry.tool)

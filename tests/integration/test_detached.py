@@ -374,6 +374,15 @@ async def test_a_store_that_cannot_be_reached_refuses_and_runs_nothing(memory_ho
     assert (refused.kind, refused.retryable) == (UNAVAILABLE, True)
 
 
+async def test_a_start_with_a_store_that_cannot_be_written_goes_on(memory_host: MemoryHost) -> None:
+    _, _, caller, _, ticket = await begun(memory_host)
+    memory_host.forget_detached()
+    memory_host.detached_store.broken = True
+    await memory_host.detached.recover()
+    memory_host.detached_store.broken = False
+    assert (await failed(caller, await follow(caller, ticket))).kind == FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN
+
+
 async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(memory_host: MemoryHost) -> None:
     worker, run, caller, call, ticket = await begun(memory_host)
     memory_host.detached_store.broken = True

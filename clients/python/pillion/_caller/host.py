@@ -356,7 +356,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each JSON-RPC method that
     tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if its outcome did not
     come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up to `patience`
-    seconds.
+    seconds. Calls that are detachable go on without a connection.
 
     Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses, and
     `CannotConnect` if the token or the certificates cannot be used, or a token would go over a network in the clear.
