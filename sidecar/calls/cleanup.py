@@ -11,8 +11,9 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.firing import Claimed, Firing
 from sidecar.calls.outcome import kind_name
-from sidecar.calls.ports import Assignment, StoreUnavailable
+from sidecar.calls.ports import Assignment
 from sidecar.calls.questions import Question
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import CleanupCall, Principal, Registration, ScopeKey
 
 if TYPE_CHECKING:

@@ -14,17 +14,9 @@ from sidecar.calls import causes
 from sidecar.calls.detached_call import DetachedCall, Following
 from sidecar.calls.limits import KIB
 from sidecar.calls.outcome import Refusal, failed
-from sidecar.calls.ports import (
-    DetachedAudit,
-    DetachedEntry,
-    DetachedStore,
-    Follower,
-    FollowerLane,
-    Sink,
-    StoreFull,
-    StoreUnavailable,
-)
+from sidecar.calls.ports import DetachedAudit, Follower, FollowerLane, Sink
 from sidecar.calls.replay import KeptFrames, lost_between
+from sidecar.calls.stores import DetachedEntry, DetachedStore, StoreFull, StoreUnavailable
 from sidecar.calls.tickets import digest_of, new_ticket
 from sidecar.scope import Owner, Scope
 

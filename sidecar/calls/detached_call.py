@@ -8,8 +8,9 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.outcome import COMMITTED, NONE, POSSIBLE, Refusal, failed, failure
-from sidecar.calls.ports import DetachedEntry, Follower, FollowerLane, Sink
+from sidecar.calls.ports import Follower, FollowerLane, Sink
 from sidecar.calls.replay import KeptFrames
+from sidecar.calls.stores import DetachedEntry
 from sidecar.scope import Principal
 
 if TYPE_CHECKING:

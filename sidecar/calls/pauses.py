@@ -14,10 +14,10 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.causes import cancelled, pause_unrecorded
 from sidecar.calls.outcome import NONE, Refusal, failed, failure
 from sidecar.calls.paused import Pause, PausedCall, Resumption, digest_of_arguments
-from sidecar.calls.ports import PausesFull, PauseStore, StoreUnavailable
 from sidecar.calls.request import Resumed, decode_resume
 from sidecar.calls.restart import resumed_start, start_of
 from sidecar.calls.result import effects_of_attempt
+from sidecar.calls.stores import PausesFull, PauseStore, StoreUnavailable
 from sidecar.calls.tickets import Tickets, digest_of
 from sidecar.scope import ScopeEnding, ScopeKey, lasting_scopes, scope_of
 

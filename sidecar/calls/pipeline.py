@@ -26,19 +26,9 @@ from sidecar.calls.outbound import is_asked_to_stop
 from sidecar.calls.outcome import NONE, PauseWanted, Refusal, failed, failure, kind_name
 from sidecar.calls.paused import Resumption
 from sidecar.calls.pauses import Pauses
-from sidecar.calls.ports import (
-    Assignment,
-    Audit,
-    Caller,
-    Catalogue,
-    IdempotencyStore,
-    Placer,
-    Responder,
-    Sink,
-    Supplier,
-    WorkerSet,
-)
+from sidecar.calls.ports import Assignment, Audit, Caller, Catalogue, Placer, Responder, Sink, Supplier, WorkerSet
 from sidecar.calls.request import decode, usable_id
+from sidecar.calls.stores import IdempotencyStore
 from sidecar.calls.strict_json import parse
 from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool

@@ -18,8 +18,9 @@ from sidecar.calls.outbound import refused
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.paused import Pause
 from sidecar.calls.pinning import PinRecord
-from sidecar.calls.ports import EndedScope, Keepers, StoreUnavailable
+from sidecar.calls.ports import EndedScope, Keepers
 from sidecar.calls.registrations import registration_of, scope_ending, too_many
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import (
     Kept,
     Owner,

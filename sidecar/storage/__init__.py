@@ -1,6 +1,6 @@
 """What is kept on disk: the one SQLite connection, and the stores on it."""
 
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.storage.database import Database, DatabaseStatistics, StoreBusy
 from sidecar.storage.detached import SqliteDetachedStore
 from sidecar.storage.idempotency import SqliteIdempotencyStore

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar.calls.ports import DetachedEntry, StoreFull
+from sidecar.calls.stores import DetachedEntry, StoreFull
 from sidecar.scope import Owner
 from sidecar.storage.database import Database
 from sidecar.storage.owners import owner_of, stored

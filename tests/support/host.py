@@ -25,7 +25,7 @@ from sidecar.calls.detached import Detached
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pauses import Pauses
 from sidecar.calls.pipeline import Pipeline
-from sidecar.calls.ports import IdempotencyStore
+from sidecar.calls.stores import IdempotencyStore
 from sidecar.config import Artifacts as ArtifactSettings
 from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.credentials.facade import Credentials

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from sidecar.calls.paused import PausedCall
-from sidecar.calls.ports import DetachedEntry, IdempotencyRecord, PausesFull, StoreFull, StoreUnavailable
+from sidecar.calls.stores import DetachedEntry, IdempotencyRecord, PausesFull, StoreFull, StoreUnavailable
 from sidecar.scope import Owner, Principal, Scope
 
 _Address = tuple[str | None, str, str, str]

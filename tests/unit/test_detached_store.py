@@ -9,7 +9,7 @@ import pytest
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
-from sidecar.calls.ports import DetachedEntry, DetachedStore, StoreFull
+from sidecar.calls.stores import DetachedEntry, DetachedStore, StoreFull
 from sidecar.scope import Owner, Scope
 from sidecar.storage import Database, SqliteDetachedStore, SqliteIdempotencyStore, StoreUnavailable
 from tests.unit.test_idempotency_store import Clock
