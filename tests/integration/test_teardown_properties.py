@@ -237,9 +237,24 @@ class Story:
             keeper.actor, keeper.kept, keeper.welcome = None, set(), None
 
     async def slow(self, name: str) -> None:
-        keeper = self.keepers[name]
-        if keeper.actor is not None:
-            keeper.actor.is_slow = not keeper.actor.is_slow
+        actor = self.helper if name == HELPER else self.keepers[name].actor
+        if actor is not None:
+            actor.is_slow = not actor.is_slow
+
+    async def die(self, name: str, session: str) -> None:
+        """A worker is lost in the middle of the cleanups of a session."""
+        actor = self.keepers[name].actor
+        if actor is not None:
+            actor.is_slow = True
+            await self.end(session)
+            await self.lose(name)
+
+    async def overtake(self, name: str) -> None:
+        """A worker is away for so long that others clean up, and comes back to another sidecar."""
+        await self.lose(name)
+        await self.wait(62.0)
+        await self.restart()
+        await self.back(name)
 
     async def help(self) -> None:
         """The worker of cleanup calls comes, or goes."""
@@ -316,7 +331,9 @@ STEPS = st.one_of(
     step("back", KEEPER),
     step("attach", KEEPER),
     step("leave", KEEPER),
-    step("slow", KEEPER),
+    step("slow", st.sampled_from((*KEEPERS, HELPER))),
+    step("die", KEEPER, SESSIONS),
+    step("overtake", KEEPER),
     step("help"),
     step("restart"),
     step("wait", st.sampled_from([0.0, 1.0, 6.0, 30.0, 61.0, 101.0])),
@@ -336,6 +353,7 @@ def check(steps: list[tuple[object, ...]]) -> None:
         await story.open()
         for name in KEEPERS:
             await story.attach(name)
+        await story.help()
         for what, *arguments in steps:
             act: Callable[..., Awaitable[None]] = getattr(story, str(what))
             await act(*arguments)
