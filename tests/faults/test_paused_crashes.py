@@ -182,7 +182,8 @@ async def test_a_full_disk_fails_the_pause_and_leaves_those_before_it(tmp_path: 
 async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: SidecarProcess) -> None:
     worker, caller = await process.worker(), await process.caller()
     welcome = await worker.hello(tool("echo"))
-    secret, ids = welcome.reattach_secret, {}
+    secret, good = welcome.reattach_secret, ""
+    ids: dict[str, str] = {}
     for what in ("paused", "running", "used"):
         call = await caller.start()
         run = await worker.next_invoke()
@@ -203,7 +204,7 @@ async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: Sid
     again = await worker.hello(tool("echo"), reattach=reattach)
     assert again.instance_id == welcome.instance_id
     # That of a call that only ran is not known; that of one that had gone on ends with it.
-    told_first = {}
+    told_first: dict[str | None, Frame] = {}
     while told_first.keys() < {"release", "run_teardown"}:
         frame = await worker.next()
         told_first[frame.WhichOneof("body")] = frame

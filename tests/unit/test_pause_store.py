@@ -128,7 +128,7 @@ async def test_those_of_a_scope_end_with_it(store: SqlitePauseStore) -> None:
         (b"3", ANN, {"run_id": "s"}),
         (b"4", BOB, {"session_id": "s"}),
     ):
-        await store.keep(paused(ticket, owner, **facts))
+        await store.keep(paused(ticket, owner, 100.0, **facts))
     await store.claim(b"2", remember=False)
     assert [digest for digest, *_ in await store.busy()] == [b"1", b"3", b"4"]
     assert [one.ticket_digest for one in await store.end(ANN, session_id="s")] == [b"1"]
