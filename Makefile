@@ -140,8 +140,8 @@ bench: .venv/.stamp ## measure, and write bench/out.json
 	@$(PYTHON) -m bench $(ARGS)
 
 .PHONY: soak
-soak: .venv/.stamp ## serve for MINUTES=30 while workers are killed and settings change, and judge what was seen
-	@$(PYTHON) -m tests.soak --minutes $(MINUTES) $(ARGS)
+soak: .venv/.stamp ## serve for MINUTES=30 while workers are killed and settings change, and judge what was seen; or SESSIONS=100000 twice
+	@$(PYTHON) $(if $(SESSIONS),-m tests.soak.sessions --sessions $(SESSIONS),-m tests.soak --minutes $(MINUTES)) $(ARGS)
 
 .PHONY: mutants
 mutants: .venv/.stamp ## break the code on purpose, and see that a test notices each time

@@ -63,6 +63,13 @@ class Firing:
         """What an instance that was lost has not run, or not said so, as claimed. It is the caller's from now on."""
         return list(self._open.pop(instance_id, {}).values())
 
+    def take_unstored(self) -> list[Claimed]:
+        """Everything that is open and in no store, likewise."""
+        taken = [one for of_instance in self._open.values() for one in of_instance.values() if not one.is_stored]
+        for claimed in taken:
+            self._close(claimed)
+        return taken
+
     def fire(
         self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType"
     ) -> Coroutine[Any, Any, int]:

@@ -315,9 +315,14 @@ class Teardowns:
         return ended
 
     async def end_all(self) -> None:
-        """Fires everything, because the sidecar stops; returns when all of it, and what fired before, is over."""
+        """Fires everything, because the sidecar stops; returns when all of it, and what fired before, is over.
+
+        What is owed by instances that are away is lost if it is in no store.
+        """
         self._fire(self.registry.claim_all(), TeardownReason.TEARDOWN_REASON_SHUTDOWN)
         await self.settled()
+        for claimed in self.firing.take_unstored():
+            self.firing.lost(claimed.registration)
 
     async def settled(self) -> None:
         """Returns when nothing fires any more."""

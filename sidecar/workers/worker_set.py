@@ -143,7 +143,9 @@ class WorkerSet:
         if tool is not None and (not self._waiting or (tool.name, nested) not in self._waiting):
             instance = self._choose(tool, nested=nested)
             if instance is not None:
-                self._give(call, tool, instance, now)
+                call.placed(instance.assign(call, tool), now)
+                if tool.holds:
+                    self._pins.pin(call, tool, instance)
                 return
         if nested and tool is not None:
             self._look_for_deadlock(call, tool)
@@ -210,15 +212,11 @@ class WorkerSet:
                 if tool is not current:
                     call.resolve_again()
                 elif instance is not None:
-                    self._give(call, current, instance, asyncio.get_running_loop().time())
+                    call.placed(instance.assign(call, current), asyncio.get_running_loop().time())
+                    if current.holds:
+                        self._pins.pin(call, current, instance)
         finally:
             self._serving.discard(line)
-
-    def _give(self, call: Call, tool: Tool, instance: Instance, now: float) -> None:
-        """Gives a call to an instance that it may not have had to go to."""
-        call.placed(instance.assign(call, tool), now)
-        if tool.holds:
-            self._pins.pin(call, tool, instance)
 
     def _make_room(self, call: Call) -> None:
         """Sees to it that a call may wait: when all places are taken, the tool with the most waiting calls gives one.

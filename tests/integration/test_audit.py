@@ -14,10 +14,12 @@ import pytest
 
 import pillion
 from sidecar._gen.pillion.v1.admin_pb2 import CancelCallRequest, ShutdownRequest
-from sidecar._gen.pillion.v1.context_pb2 import Identity
+from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownScope
+from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.tool_pb2 import CredentialMode, CredentialNeed
-from tests.support import SidecarProcess, WorkerPeer, attach, on_unix, seconds, tool
+from tests.integration.teardowns import kept, ran
+from tests.support import SidecarProcess, WorkerPeer, attach, end_scope, on_unix, seconds, tool
 from tests.support.documents import ROOT
 from tests.support.issuing import KEYED, VARIABLES, authorization_code, get, section
 from tests.support.machines import lacking, with_disk
@@ -58,6 +60,42 @@ async def entries(process: SidecarProcess) -> list[dict[str, Any]]:
 
 async def calls(process: SidecarProcess) -> list[dict[str, Any]]:
     return [entry for entry in await entries(process) if entry["event"] == "call"]
+
+
+async def test_what_becomes_of_cleanups_and_scopes_is_recorded(process: SidecarProcess) -> None:
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    ann = Identity(tenant=CANARY, principal=CANARY)
+    ids = [await kept(worker, caller, CANARY, name=name, identity=ann) for name in "ab"]
+    ending = asyncio.ensure_future(end_scope(process, EndScopeRequest(session_id=CANARY, identity=ann)))
+    await worker.torn_down((await worker.next_teardown()).registration_id, error=CANARY)
+    await worker.torn_down((await worker.next_teardown()).registration_id)
+    await ending
+    call = await caller.start()
+    run = (await worker.next_invoke()).call
+    of_call = await worker.registered(run, TeardownScope.TEARDOWN_SCOPE_CALL)
+    await worker.result(run)
+    await ran(worker, of_call.registration_id)
+    await caller.outcome(call)
+    recorded = await entries(process)
+    told = [
+        tuple(entry.get(name) for name in ("what", "scope", "reason", "how", "registration"))
+        for entry in recorded
+        if entry["event"] == "teardown"
+    ]
+    assert sorted(told[:2]) == [
+        ("failed", "session", "session-end", "error", ids[1]),
+        ("fired", "session", "session-end", None, ids[0]),
+    ]
+    assert told[2:] == [("fired", "call", "call-end", None, of_call.registration_id)]
+    (ended,) = [entry for entry in recorded if entry["event"] == "scope_ended"]
+    assert (ended["scope"], ended["fired"], ended["failed"], ended["cancelled"]) == ("session", 2, 1, 0)
+    first = next(entry for entry in recorded if entry["event"] == "call")
+    torn = next(entry for entry in recorded if entry["event"] == "teardown")
+    assert ended["caller"] == first["caller"]
+    for entry in (ended, torn):
+        assert (entry["subject"], entry["tenant"]) == (first["subject"], first["tenant"])
+    assert CANARY not in json.dumps(recorded)
 
 
 async def test_a_call_is_recorded_with_who_what_and_how_it_ended(process: SidecarProcess) -> None:

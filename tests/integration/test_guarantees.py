@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
@@ -320,6 +321,30 @@ async def test_guarantee_02_a_worker_that_answers_no_ping_is_given_up_and_its_ca
     # Three pings in ten seconds each are missed, and the fourth is not sent.
     assert 40 <= asyncio.get_running_loop().time() <= 42
     assert (await worker.end()).code.name == "ABORTED"
+
+
+async def test_guarantee_02_an_outcome_waits_for_a_hanging_cleanup_no_longer_than_its_grace(
+    start_host: StartHost,
+) -> None:
+    host = await start_host(calls=CallLimits(cancel_grace=1, teardown_grace=3))
+    worker, caller = await attach(host), await host.caller()
+    loop = asyncio.get_running_loop()
+    for key in (None, "k"):
+        for ignores in (False, True):
+            begun = loop.time()
+            call = await caller.start(timeout=2, idempotency_key=key and f"{key}-{ignores}")
+            run = (await worker.next_invoke()).call
+            await worker.registered(run, TeardownScope.TEARDOWN_SCOPE_CALL)
+            if not ignores:
+                await worker.result(run, b"1")
+            outcome = await caller.outcome(call)
+            assert outcome.HasField("failure") == ignores
+            assert loop.time() - begun <= (2 + 1 if ignores else 0) + 3 + 0.1
+            await asyncio.sleep(60)
+            assert len(caller.outcomes(call)) == 1
+            if ignores:
+                await worker.result(run)
+    assert len(worker.teardowns()) == 4
 
 
 # --- 13: every number survives exactly, or is refused

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sidecar._gen.pillion.v1.context_pb2 import Identity, Trace
+from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownScope, Trace
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from tests.support import Host, MemoryHost, attach, everywhere, progress, result, tool, tools_changed
 
@@ -134,8 +134,11 @@ async def test_law_7_a_call_without_facts_has_none(host: Host) -> None:
     # Only a unix socket, or memory in its place, proves who is there.
     proven = {"caller_principal"} if host.transport != "tcp" else set()
     assert present == always | proven
-    # Present and empty: there is teardown in the protocol, and none here.
-    assert list(context.teardown_scopes.scopes) == []
+    # Neither run nor session is invented, so nothing can be kept for one, and there are no keys.
+    assert set(context.teardown_scopes.scopes) == {
+        TeardownScope.TEARDOWN_SCOPE_CALL,
+        TeardownScope.TEARDOWN_SCOPE_SHUTDOWN,
+    }
     if proven:
         assert context.caller_principal == f"local:{os.getuid()}"
     await worker.result(invocation.call)

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.outcome import kind_name
 from sidecar.config import ConfigRefused, Metrics, Settings, read
@@ -23,12 +24,14 @@ from sidecar.telemetry.lag import LoopLag
 from sidecar.telemetry.metrics import Metrics as Measured
 from sidecar.telemetry.metrics import render
 from sidecar.telemetry.readings import Reading, SetReading, StreamsReading
+from tests.integration.teardowns import kept
 from tests.support import (
     CallLimits,
     Setup,
     SidecarProcess,
     SocketHost,
     attach,
+    end_scope,
     failure,
     on_unix,
     progress,
@@ -239,6 +242,25 @@ async def test_a_leaked_slot_is_told_and_so_is_its_end(start_measuring: StartMea
     found = await measuring.scrape()
     assert found["pillion_slots_leaked_now", (("worker", "main"),)] == 0
     assert found["pillion_slots_leaked_total", ()] == 1
+
+
+@on_unix
+async def test_what_is_kept_for_ends_and_what_became_of_it_is_told(measuring: Measuring) -> None:
+    worker, caller = await attach(measuring.host), await measuring.host.caller()
+    for name in "ab":
+        await kept(worker, caller, name=name)
+    assert await measuring.value("pillion_scopes_live") == 1
+    assert await measuring.value("pillion_registrations") == 2
+    ending = asyncio.ensure_future(end_scope(measuring.host, EndScopeRequest(session_id="s")))
+    await worker.torn_down((await worker.next_teardown()).registration_id, error="It was gone.")
+    await worker.torn_down((await worker.next_teardown()).registration_id)
+    await ending
+    assert await measuring.value("pillion_scopes_live") == 0
+    assert await measuring.value("pillion_registrations") == 0
+    assert await measuring.value("pillion_teardowns_total", reason="session-end") == 1
+    assert await measuring.value("pillion_teardowns_total", reason="run-end") == 0
+    assert await measuring.value("pillion_teardowns_failed_total") == 1
+    assert await measuring.value("pillion_teardowns_lost_total") == 0
 
 
 @on_unix

@@ -1,7 +1,9 @@
 """The operator's service: what runs, and a word to stop it."""
 
 import asyncio
+import sys
 import time
+from asyncio.subprocess import PIPE
 from typing import Any, Self
 
 import grpc.aio
@@ -9,6 +11,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
+    AdminServiceEndScopeRequest,
+    AdminServiceEndScopeResponse,
     CallEventKind,
     CallState,
     CancelCallRequest,
@@ -21,10 +25,12 @@ from sidecar._gen.pillion.v1.admin_pb2 import (
     WatchCallsResponse,
 )
 from sidecar._gen.pillion.v1.call_pb2 import CallerHello
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, Identity
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from tests.integration.teardowns import RUN, kept, ran
 from tests.support import CallLimits, MemoryHost, SocketHost, StartHost, attach, on_unix, seconds, tool
+from tests.support.documents import ROOT
 
 STARTED = CallEventKind.CALL_EVENT_KIND_STARTED
 ENDED = CallEventKind.CALL_EVENT_KIND_ENDED
@@ -48,6 +54,12 @@ class Operator:
     async def shut_down(self, grace: Duration | None = None) -> ShutdownResponse:
         request = ShutdownRequest(grace=grace)
         answer: ShutdownResponse = await self._ask("Shutdown", request, ShutdownResponse)
+        return answer
+
+    async def end_scope(self, **fields: Any) -> AdminServiceEndScopeResponse:
+        answer: AdminServiceEndScopeResponse = await self._ask(
+            "EndScope", AdminServiceEndScopeRequest(**fields), AdminServiceEndScopeResponse
+        )
         return answer
 
     async def aclose(self) -> None:
@@ -128,6 +140,59 @@ async def test_an_operator_cancels_a_call(socket_host: SocketHost, operator: Ope
     await worker.fail(run, FailureKind.FAILURE_KIND_CANCELLED)
     assert (await caller.outcome(call)).failure.kind == FailureKind.FAILURE_KIND_CANCELLED
     assert not await operator.cancel(listed.execution_id)
+
+
+@on_unix
+async def test_an_operator_ends_sessions_of_any_subject(socket_host: SocketHost, operator: Operator) -> None:
+    worker, caller = await attach(socket_host), await socket_host.caller()
+    ann = Identity(tenant="acme", principal="ann")
+    ids = [await kept(worker, caller), await kept(worker, caller, identity=ann)]
+    running = await caller.start(session_id="s", identity=ann)
+    run = (await worker.next_invoke()).call
+    ending = asyncio.ensure_future(operator.end_scope(session_id="s", identity=ann))
+    assert await worker.cancelled(run) == CancelReason.CANCEL_REASON_SCOPE_ENDED
+    await worker.fail(run, FailureKind.FAILURE_KIND_CANCELLED)
+    assert (await caller.outcome(running)).failure.kind == FailureKind.FAILURE_KIND_CANCELLED
+    await ran(worker, ids[1])
+    assert await ending == AdminServiceEndScopeResponse(fired=1, cancelled=1)
+    # Calls that name no principal are their caller's: by default the operator's own.
+    assert await operator.end_scope(session_id="s", caller_principal="token:other") == AdminServiceEndScopeResponse()
+    ending = asyncio.ensure_future(operator.end_scope(session_id="s"))
+    await ran(worker, ids[0])
+    assert await ending == AdminServiceEndScopeResponse(fired=1)
+    for wrong in ({}, {"run_id": ""}, {"session_id": "s" * 257}):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await operator.end_scope(**wrong)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@on_unix
+async def test_the_program_ends_sessions_and_runs(socket_host: SocketHost) -> None:
+    worker, caller = await attach(socket_host), await socket_host.caller()
+    named = Identity(tenant="acme", principal="ann")
+    ids = [await kept(worker, caller), await kept(worker, caller, scope=RUN, run_id="r", identity=named)]
+    commands = [
+        ("end-session", "s"),
+        ("end-run", "r", "--tenant", "acme", "--principal", "ann"),
+    ]
+    for command, registration, error in zip(commands, ids, (None, "It was gone."), strict=True):
+        ending = await pillion(socket_host, *command)
+        assert (await worker.next_teardown()).registration_id == registration
+        await worker.torn_down(registration, error)
+        output, errors = await ending.communicate()
+        failed = int(error is not None)
+        assert errors.decode() == f"It has ended: 0 calls cancelled, 1 cleanup run, {failed} of them failed.\n"
+        assert (ending.returncode, output) == (failed, b"")
+    ending = await pillion(socket_host, "end-session", "s")
+    _, errors = await ending.communicate()
+    assert errors.decode() == "It has ended: 0 calls cancelled, 0 cleanups run, 0 of them failed.\n"
+    assert ending.returncode == 0
+
+
+async def pillion(host: SocketHost, *command: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sidecar", *command, "--address", host.callers_at), stdout=PIPE, stderr=PIPE, cwd=ROOT
+    )
 
 
 @on_unix

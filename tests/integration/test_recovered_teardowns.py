@@ -93,10 +93,10 @@ async def test_guarantee_16_a_registration_is_acknowledged_once_it_is_synced(mem
     run = (await worker.next_invoke()).call
     await worker.send(Frame(call=run, register_teardown=RegisterTeardown(request_id=1, scope=SESSION)))
     await quiet()
-    assert worker.bodies(run) == ["invoke"], "what is not synced is not acknowledged"
-    assert caller.bodies(call) == []
-    assert len(store.kept) == 1
+    told = worker.bodies(run), caller.bodies(call)
     store.go_on()
+    assert told == (["invoke"], []), "what is not synced is not acknowledged"
+    assert len(store.kept) == 1
     assert (await worker.next_of("reply", run)).reply.HasField("teardown")
     await worker.result(run)
 

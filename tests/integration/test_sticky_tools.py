@@ -389,3 +389,28 @@ async def test_a_worker_whose_process_ends_is_not_waited_for(start_process: Star
         assert outcome.failure.retryable
     assert outcome.failure.kind == SESSION_LOST
     assert int((await caller.call("pid", session_id="s")).result.json) != pid
+
+
+@on_unix
+async def test_a_reload_replaces_a_worker_once_its_sessions_have_ended(start_process: StartProcess) -> None:
+    def version_of(label: str) -> str:
+        return "[limits.calls]\nworker_wait = 20\n[limits.workers]\ndrain = 50\n" + hosted(
+            "main", "label", "--holds", "--label", label
+        )
+
+    process = await start_process(version_of("old"))
+    caller = await process.caller()
+    assert (await caller.call("label", session_id="s")).result.json == b'"old"'
+    process.write(version_of("new"))
+    await process.says("reloaded")
+    number = 0
+    while (await caller.call("label", session_id=f"other-{number}")).result.json != b'"new"':
+        number += 1
+        assert number < 1_000, "the new one never came"
+    for _ in range(3):
+        assert (await caller.call("label", session_id="s")).result.json == b'"old"'
+    # Only now may it leave, long before its time is up, and nobody learns of a loss.
+    for name in ("s", *(f"other-{each}" for each in range(number))):
+        await end_scope(process, EndScopeRequest(session_id=name))
+    assert (await caller.call("label", session_id="s")).result.json == b'"new"'
+    await process.says("old left in order")

@@ -146,9 +146,8 @@ async def work(directory: Path, teller: Teller) -> None:
         # What comes while the database is busy with this shares the next commit.
         begun = threading.Event()
         busy = asyncio.ensure_future(database.write(lambda _: begun.wait()))
-        working = [
-            asyncio.ensure_future(each(number)) for each in (keep, request, register) for number in range(AT_ONCE)
-        ]
+        working = [asyncio.ensure_future(each(number)) for each in (keep, request) for number in range(AT_ONCE)]
+        working += [asyncio.ensure_future(register(number)) for number in range(2)]
         await asyncio.sleep(0)
         begun.set()
         await asyncio.gather(busy, *working)

@@ -31,7 +31,8 @@ class SidecarProcess:
     """`python -m sidecar` over unix sockets in a directory, which outlives it: start it again after a kill.
 
     `write` gives it other workers, which a running one takes over when it sees them. What it says is kept in `said`.
-    It is started by the command `within`, if there is one, and sees `environment`, where a variable may be left out.
+    It is started by the command `within`, if there is one, and with `limits` in its settings; it sees `environment`, in
+    which a variable may be left out.
     """
 
     transport = "unix"
@@ -42,6 +43,7 @@ class SidecarProcess:
         sets: Mapping[str, frozenset[str]] = SETS,
         *,
         within: Sequence[str] = (),
+        limits: str = "",
         environment: Mapping[str, str | None] | None = None,
     ) -> None:
         self._within = within
@@ -59,6 +61,7 @@ class SidecarProcess:
         self._process: Process | None = None
         self._head = (
             f'state_dir = "{directory}/state"\n[listen]\ncallers = "{self.callers_at}"\nworkers = "{self.workers_at}"\n'
+            f"{limits}"
         )
         workers = ""
         for name, tools in sets.items():

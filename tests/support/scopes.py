@@ -9,7 +9,7 @@ from tests.support.host import Host, MemoryHost, SocketHost
 from tests.support.process import SidecarProcess
 
 
-async def end_scope(host: Host, request: EndScopeRequest) -> EndScopeResponse:
+async def end_scope(host: Host | SidecarProcess, request: EndScopeRequest) -> EndScopeResponse:
     """Ends a scope by the service; in memory, where there is none, by what is behind it."""
     if isinstance(host, MemoryHost):
         ended = await scopes.end_scope(request, host.principal, host.pipeline.teardowns, host.policy)

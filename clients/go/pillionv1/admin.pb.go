@@ -620,6 +620,175 @@ func (x *CancelCallResponse) GetFound() bool {
 	return false
 }
 
+// EndScope: which.
+type AdminServiceEndScopeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subject. Unset, or without a principal: that of calls which name none, of the caller below.
+	Identity *Identity `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Which scope. Exactly one.
+	//
+	// Types that are valid to be assigned to Scope:
+	//
+	//	*AdminServiceEndScopeRequest_RunId
+	//	*AdminServiceEndScopeRequest_SessionId
+	Scope isAdminServiceEndScopeRequest_Scope `protobuf_oneof:"scope"`
+	// The caller principal whose calls named no principal, such as `token:backend`. Unset: the operator's own.
+	CallerPrincipal *string `protobuf:"bytes,4,opt,name=caller_principal,json=callerPrincipal,proto3,oneof" json:"caller_principal,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *AdminServiceEndScopeRequest) Reset() {
+	*x = AdminServiceEndScopeRequest{}
+	mi := &file_pillion_v1_admin_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminServiceEndScopeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminServiceEndScopeRequest) ProtoMessage() {}
+
+func (x *AdminServiceEndScopeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pillion_v1_admin_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminServiceEndScopeRequest.ProtoReflect.Descriptor instead.
+func (*AdminServiceEndScopeRequest) Descriptor() ([]byte, []int) {
+	return file_pillion_v1_admin_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AdminServiceEndScopeRequest) GetIdentity() *Identity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *AdminServiceEndScopeRequest) GetScope() isAdminServiceEndScopeRequest_Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return nil
+}
+
+func (x *AdminServiceEndScopeRequest) GetRunId() string {
+	if x != nil {
+		if x, ok := x.Scope.(*AdminServiceEndScopeRequest_RunId); ok {
+			return x.RunId
+		}
+	}
+	return ""
+}
+
+func (x *AdminServiceEndScopeRequest) GetSessionId() string {
+	if x != nil {
+		if x, ok := x.Scope.(*AdminServiceEndScopeRequest_SessionId); ok {
+			return x.SessionId
+		}
+	}
+	return ""
+}
+
+func (x *AdminServiceEndScopeRequest) GetCallerPrincipal() string {
+	if x != nil && x.CallerPrincipal != nil {
+		return *x.CallerPrincipal
+	}
+	return ""
+}
+
+type isAdminServiceEndScopeRequest_Scope interface {
+	isAdminServiceEndScopeRequest_Scope()
+}
+
+type AdminServiceEndScopeRequest_RunId struct {
+	// The run. At most 256 bytes.
+	RunId string `protobuf:"bytes,2,opt,name=run_id,json=runId,proto3,oneof"`
+}
+
+type AdminServiceEndScopeRequest_SessionId struct {
+	// The session. At most 256 bytes.
+	SessionId string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3,oneof"`
+}
+
+func (*AdminServiceEndScopeRequest_RunId) isAdminServiceEndScopeRequest_Scope() {}
+
+func (*AdminServiceEndScopeRequest_SessionId) isAdminServiceEndScopeRequest_Scope() {}
+
+// EndScope: what was torn down.
+type AdminServiceEndScopeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many teardowns fired. Unset: 0.
+	Fired uint32 `protobuf:"varint,1,opt,name=fired,proto3" json:"fired,omitempty"`
+	// How many of them failed or timed out. Unset: 0.
+	Failed uint32 `protobuf:"varint,2,opt,name=failed,proto3" json:"failed,omitempty"`
+	// How many running calls were cancelled. Unset: 0.
+	Cancelled     uint32 `protobuf:"varint,3,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdminServiceEndScopeResponse) Reset() {
+	*x = AdminServiceEndScopeResponse{}
+	mi := &file_pillion_v1_admin_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdminServiceEndScopeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdminServiceEndScopeResponse) ProtoMessage() {}
+
+func (x *AdminServiceEndScopeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pillion_v1_admin_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdminServiceEndScopeResponse.ProtoReflect.Descriptor instead.
+func (*AdminServiceEndScopeResponse) Descriptor() ([]byte, []int) {
+	return file_pillion_v1_admin_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AdminServiceEndScopeResponse) GetFired() uint32 {
+	if x != nil {
+		return x.Fired
+	}
+	return 0
+}
+
+func (x *AdminServiceEndScopeResponse) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *AdminServiceEndScopeResponse) GetCancelled() uint32 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
 // Shutdown: how fast.
 type ShutdownRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -631,7 +800,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_pillion_v1_admin_proto_msgTypes[7]
+	mi := &file_pillion_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +812,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pillion_v1_admin_proto_msgTypes[7]
+	mi := &file_pillion_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +825,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_pillion_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_pillion_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ShutdownRequest) GetGrace() *durationpb.Duration {
@@ -677,7 +846,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_pillion_v1_admin_proto_msgTypes[8]
+	mi := &file_pillion_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +858,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pillion_v1_admin_proto_msgTypes[8]
+	mi := &file_pillion_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +871,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_pillion_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_pillion_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ShutdownResponse) GetRunning() uint32 {
@@ -755,7 +924,19 @@ const file_pillion_v1_admin_proto_rawDesc = "" +
 	"\x11CancelCallRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"*\n" +
 	"\x12CancelCallResponse\x12\x14\n" +
-	"\x05found\x18\x01 \x01(\bR\x05found\"B\n" +
+	"\x05found\x18\x01 \x01(\bR\x05found\"\xd7\x01\n" +
+	"\x1bAdminServiceEndScopeRequest\x120\n" +
+	"\bidentity\x18\x01 \x01(\v2\x14.pillion.v1.IdentityR\bidentity\x12\x17\n" +
+	"\x06run_id\x18\x02 \x01(\tH\x00R\x05runId\x12\x1f\n" +
+	"\n" +
+	"session_id\x18\x03 \x01(\tH\x00R\tsessionId\x12.\n" +
+	"\x10caller_principal\x18\x04 \x01(\tH\x01R\x0fcallerPrincipal\x88\x01\x01B\a\n" +
+	"\x05scopeB\x13\n" +
+	"\x11_caller_principal\"j\n" +
+	"\x1cAdminServiceEndScopeResponse\x12\x14\n" +
+	"\x05fired\x18\x01 \x01(\rR\x05fired\x12\x16\n" +
+	"\x06failed\x18\x02 \x01(\rR\x06failed\x12\x1c\n" +
+	"\tcancelled\x18\x03 \x01(\rR\tcancelled\"B\n" +
 	"\x0fShutdownRequest\x12/\n" +
 	"\x05grace\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05grace\",\n" +
 	"\x10ShutdownResponse\x12\x18\n" +
@@ -773,13 +954,14 @@ const file_pillion_v1_admin_proto_rawDesc = "" +
 	"\x18CALL_EVENT_KIND_PROGRESS\x10\x02\x12\x1c\n" +
 	"\x18CALL_EVENT_KIND_QUESTION\x10\x03\x12\x1d\n" +
 	"\x19CALL_EVENT_KIND_CANCELLED\x10\x04\x12\x19\n" +
-	"\x15CALL_EVENT_KIND_ENDED\x10\x052\xbb\x02\n" +
+	"\x15CALL_EVENT_KIND_ENDED\x10\x052\x9a\x03\n" +
 	"\fAdminService\x12H\n" +
 	"\tListCalls\x12\x1c.pillion.v1.ListCallsRequest\x1a\x1d.pillion.v1.ListCallsResponse\x12M\n" +
 	"\n" +
 	"WatchCalls\x12\x1d.pillion.v1.WatchCallsRequest\x1a\x1e.pillion.v1.WatchCallsResponse0\x01\x12K\n" +
 	"\n" +
-	"CancelCall\x12\x1d.pillion.v1.CancelCallRequest\x1a\x1e.pillion.v1.CancelCallResponse\x12E\n" +
+	"CancelCall\x12\x1d.pillion.v1.CancelCallRequest\x1a\x1e.pillion.v1.CancelCallResponse\x12]\n" +
+	"\bEndScope\x12'.pillion.v1.AdminServiceEndScopeRequest\x1a(.pillion.v1.AdminServiceEndScopeResponse\x12E\n" +
 	"\bShutdown\x12\x1b.pillion.v1.ShutdownRequest\x1a\x1c.pillion.v1.ShutdownResponseB@Z>github.com/pillion-host/pillion/clients/go/pillionv1;pillionv1b\x06proto3"
 
 var (
@@ -795,46 +977,52 @@ func file_pillion_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_pillion_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_pillion_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_pillion_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_pillion_v1_admin_proto_goTypes = []any{
-	(CallState)(0),              // 0: pillion.v1.CallState
-	(CallEventKind)(0),          // 1: pillion.v1.CallEventKind
-	(*CallSummary)(nil),         // 2: pillion.v1.CallSummary
-	(*ListCallsRequest)(nil),    // 3: pillion.v1.ListCallsRequest
-	(*ListCallsResponse)(nil),   // 4: pillion.v1.ListCallsResponse
-	(*WatchCallsRequest)(nil),   // 5: pillion.v1.WatchCallsRequest
-	(*WatchCallsResponse)(nil),  // 6: pillion.v1.WatchCallsResponse
-	(*CancelCallRequest)(nil),   // 7: pillion.v1.CancelCallRequest
-	(*CancelCallResponse)(nil),  // 8: pillion.v1.CancelCallResponse
-	(*ShutdownRequest)(nil),     // 9: pillion.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),    // 10: pillion.v1.ShutdownResponse
-	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
-	(FailureKind)(0),            // 12: pillion.v1.FailureKind
-	(CancelReason)(0),           // 13: pillion.v1.CancelReason
+	(CallState)(0),                       // 0: pillion.v1.CallState
+	(CallEventKind)(0),                   // 1: pillion.v1.CallEventKind
+	(*CallSummary)(nil),                  // 2: pillion.v1.CallSummary
+	(*ListCallsRequest)(nil),             // 3: pillion.v1.ListCallsRequest
+	(*ListCallsResponse)(nil),            // 4: pillion.v1.ListCallsResponse
+	(*WatchCallsRequest)(nil),            // 5: pillion.v1.WatchCallsRequest
+	(*WatchCallsResponse)(nil),           // 6: pillion.v1.WatchCallsResponse
+	(*CancelCallRequest)(nil),            // 7: pillion.v1.CancelCallRequest
+	(*CancelCallResponse)(nil),           // 8: pillion.v1.CancelCallResponse
+	(*AdminServiceEndScopeRequest)(nil),  // 9: pillion.v1.AdminServiceEndScopeRequest
+	(*AdminServiceEndScopeResponse)(nil), // 10: pillion.v1.AdminServiceEndScopeResponse
+	(*ShutdownRequest)(nil),              // 11: pillion.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),             // 12: pillion.v1.ShutdownResponse
+	(*durationpb.Duration)(nil),          // 13: google.protobuf.Duration
+	(FailureKind)(0),                     // 14: pillion.v1.FailureKind
+	(CancelReason)(0),                    // 15: pillion.v1.CancelReason
+	(*Identity)(nil),                     // 16: pillion.v1.Identity
 }
 var file_pillion_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: pillion.v1.CallSummary.state:type_name -> pillion.v1.CallState
-	11, // 1: pillion.v1.CallSummary.age:type_name -> google.protobuf.Duration
-	11, // 2: pillion.v1.CallSummary.remaining:type_name -> google.protobuf.Duration
+	13, // 1: pillion.v1.CallSummary.age:type_name -> google.protobuf.Duration
+	13, // 2: pillion.v1.CallSummary.remaining:type_name -> google.protobuf.Duration
 	2,  // 3: pillion.v1.ListCallsResponse.calls:type_name -> pillion.v1.CallSummary
 	1,  // 4: pillion.v1.WatchCallsResponse.kind:type_name -> pillion.v1.CallEventKind
 	2,  // 5: pillion.v1.WatchCallsResponse.call:type_name -> pillion.v1.CallSummary
-	12, // 6: pillion.v1.WatchCallsResponse.failure:type_name -> pillion.v1.FailureKind
-	13, // 7: pillion.v1.WatchCallsResponse.reason:type_name -> pillion.v1.CancelReason
-	11, // 8: pillion.v1.ShutdownRequest.grace:type_name -> google.protobuf.Duration
-	3,  // 9: pillion.v1.AdminService.ListCalls:input_type -> pillion.v1.ListCallsRequest
-	5,  // 10: pillion.v1.AdminService.WatchCalls:input_type -> pillion.v1.WatchCallsRequest
-	7,  // 11: pillion.v1.AdminService.CancelCall:input_type -> pillion.v1.CancelCallRequest
-	9,  // 12: pillion.v1.AdminService.Shutdown:input_type -> pillion.v1.ShutdownRequest
-	4,  // 13: pillion.v1.AdminService.ListCalls:output_type -> pillion.v1.ListCallsResponse
-	6,  // 14: pillion.v1.AdminService.WatchCalls:output_type -> pillion.v1.WatchCallsResponse
-	8,  // 15: pillion.v1.AdminService.CancelCall:output_type -> pillion.v1.CancelCallResponse
-	10, // 16: pillion.v1.AdminService.Shutdown:output_type -> pillion.v1.ShutdownResponse
-	13, // [13:17] is the sub-list for method output_type
-	9,  // [9:13] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	14, // 6: pillion.v1.WatchCallsResponse.failure:type_name -> pillion.v1.FailureKind
+	15, // 7: pillion.v1.WatchCallsResponse.reason:type_name -> pillion.v1.CancelReason
+	16, // 8: pillion.v1.AdminServiceEndScopeRequest.identity:type_name -> pillion.v1.Identity
+	13, // 9: pillion.v1.ShutdownRequest.grace:type_name -> google.protobuf.Duration
+	3,  // 10: pillion.v1.AdminService.ListCalls:input_type -> pillion.v1.ListCallsRequest
+	5,  // 11: pillion.v1.AdminService.WatchCalls:input_type -> pillion.v1.WatchCallsRequest
+	7,  // 12: pillion.v1.AdminService.CancelCall:input_type -> pillion.v1.CancelCallRequest
+	9,  // 13: pillion.v1.AdminService.EndScope:input_type -> pillion.v1.AdminServiceEndScopeRequest
+	11, // 14: pillion.v1.AdminService.Shutdown:input_type -> pillion.v1.ShutdownRequest
+	4,  // 15: pillion.v1.AdminService.ListCalls:output_type -> pillion.v1.ListCallsResponse
+	6,  // 16: pillion.v1.AdminService.WatchCalls:output_type -> pillion.v1.WatchCallsResponse
+	8,  // 17: pillion.v1.AdminService.CancelCall:output_type -> pillion.v1.CancelCallResponse
+	10, // 18: pillion.v1.AdminService.EndScope:output_type -> pillion.v1.AdminServiceEndScopeResponse
+	12, // 19: pillion.v1.AdminService.Shutdown:output_type -> pillion.v1.ShutdownResponse
+	15, // [15:20] is the sub-list for method output_type
+	10, // [10:15] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_pillion_v1_admin_proto_init() }
@@ -847,13 +1035,17 @@ func file_pillion_v1_admin_proto_init() {
 	file_pillion_v1_admin_proto_msgTypes[0].OneofWrappers = []any{}
 	file_pillion_v1_admin_proto_msgTypes[1].OneofWrappers = []any{}
 	file_pillion_v1_admin_proto_msgTypes[3].OneofWrappers = []any{}
+	file_pillion_v1_admin_proto_msgTypes[7].OneofWrappers = []any{
+		(*AdminServiceEndScopeRequest_RunId)(nil),
+		(*AdminServiceEndScopeRequest_SessionId)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pillion_v1_admin_proto_rawDesc), len(file_pillion_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

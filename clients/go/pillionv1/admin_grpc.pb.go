@@ -24,6 +24,7 @@ const (
 	AdminService_ListCalls_FullMethodName  = "/pillion.v1.AdminService/ListCalls"
 	AdminService_WatchCalls_FullMethodName = "/pillion.v1.AdminService/WatchCalls"
 	AdminService_CancelCall_FullMethodName = "/pillion.v1.AdminService/CancelCall"
+	AdminService_EndScope_FullMethodName   = "/pillion.v1.AdminService/EndScope"
 	AdminService_Shutdown_FullMethodName   = "/pillion.v1.AdminService/Shutdown"
 )
 
@@ -39,6 +40,8 @@ type AdminServiceClient interface {
 	WatchCalls(ctx context.Context, in *WatchCallsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchCallsResponse], error)
 	// Cancels a call.
 	CancelCall(ctx context.Context, in *CancelCallRequest, opts ...grpc.CallOption) (*CancelCallResponse, error)
+	// Ends a run or a session of any subject, as its caller may.
+	EndScope(ctx context.Context, in *AdminServiceEndScopeRequest, opts ...grpc.CallOption) (*AdminServiceEndScopeResponse, error)
 	// Drains and stops the sidecar.
 	Shutdown(ctx context.Context, in *ShutdownRequest, opts ...grpc.CallOption) (*ShutdownResponse, error)
 }
@@ -90,6 +93,16 @@ func (c *adminServiceClient) CancelCall(ctx context.Context, in *CancelCallReque
 	return out, nil
 }
 
+func (c *adminServiceClient) EndScope(ctx context.Context, in *AdminServiceEndScopeRequest, opts ...grpc.CallOption) (*AdminServiceEndScopeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdminServiceEndScopeResponse)
+	err := c.cc.Invoke(ctx, AdminService_EndScope_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) Shutdown(ctx context.Context, in *ShutdownRequest, opts ...grpc.CallOption) (*ShutdownResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ShutdownResponse)
@@ -112,6 +125,8 @@ type AdminServiceServer interface {
 	WatchCalls(*WatchCallsRequest, grpc.ServerStreamingServer[WatchCallsResponse]) error
 	// Cancels a call.
 	CancelCall(context.Context, *CancelCallRequest) (*CancelCallResponse, error)
+	// Ends a run or a session of any subject, as its caller may.
+	EndScope(context.Context, *AdminServiceEndScopeRequest) (*AdminServiceEndScopeResponse, error)
 	// Drains and stops the sidecar.
 	Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
@@ -132,6 +147,9 @@ func (UnimplementedAdminServiceServer) WatchCalls(*WatchCallsRequest, grpc.Serve
 }
 func (UnimplementedAdminServiceServer) CancelCall(context.Context, *CancelCallRequest) (*CancelCallResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelCall not implemented")
+}
+func (UnimplementedAdminServiceServer) EndScope(context.Context, *AdminServiceEndScopeRequest) (*AdminServiceEndScopeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndScope not implemented")
 }
 func (UnimplementedAdminServiceServer) Shutdown(context.Context, *ShutdownRequest) (*ShutdownResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Shutdown not implemented")
@@ -204,6 +222,24 @@ func _AdminService_CancelCall_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_EndScope_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdminServiceEndScopeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).EndScope(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_EndScope_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).EndScope(ctx, req.(*AdminServiceEndScopeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_Shutdown_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ShutdownRequest)
 	if err := dec(in); err != nil {
@@ -236,6 +272,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelCall",
 			Handler:    _AdminService_CancelCall_Handler,
+		},
+		{
+			MethodName: "EndScope",
+			Handler:    _AdminService_EndScope_Handler,
 		},
 		{
 			MethodName: "Shutdown",

@@ -835,8 +835,8 @@ func (x *RegisterTeardown) GetCleanupCall() *CleanupCall {
 
 // Fires a registration.
 //
-// Direction: sidecar to worker, on call 0. Legal: at most once a registration. Must follow: one `TeardownDone` within
-// `timeout`.
+// Direction: sidecar to worker, on call 0. Legal: at most once a registration. Those that fire together come newest
+// first, and run at the same time. Must follow: one `TeardownDone` within `timeout`.
 type RunTeardown struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The registration. Always set.
@@ -902,8 +902,8 @@ func (x *RunTeardown) GetTimeout() *durationpb.Duration {
 
 // A cleanup ran.
 //
-// Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`; another is dropped and counted. Must follow:
-// nothing.
+// Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`, within its `timeout`; another is dropped and
+// counted. Must follow: nothing.
 type TeardownDone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The registration. Required.
@@ -1009,7 +1009,8 @@ func (x *Release) GetRegistrationId() string {
 
 // Asks an instance to finish.
 //
-// Direction: sidecar to worker, on call 0. Legal: once. Must follow: the outcomes of running calls, then `Goodbye`.
+// Direction: sidecar to worker, on call 0. Legal: once; an instance that keeps cleanups for runs or sessions is asked
+// when those have run. Must follow: the outcomes of running calls, then `Goodbye`.
 type Drain struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long it has. Always set.
@@ -1105,7 +1106,8 @@ func (x *ToolsChanged) GetTools() []*ToolDescriptor {
 
 // An instance leaves: it takes no new calls, and running ones finish.
 //
-// Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then half-close.
+// Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then `TeardownDone` for
+// each cleanup that the instance keeps, which fire now, then half-close. The sidecar ends the stream by itself, too.
 type Goodbye struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why, for people. Unset: not stated. At most 256 bytes.

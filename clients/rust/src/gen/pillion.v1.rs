@@ -1280,6 +1280,45 @@ pub struct CancelCallResponse {
     #[prost(bool, tag="1")]
     pub found: bool,
 }
+/// EndScope: which.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdminServiceEndScopeRequest {
+    /// The subject. Unset, or without a principal: that of calls which name none, of the caller below.
+    #[prost(message, optional, tag="1")]
+    pub identity: ::core::option::Option<Identity>,
+    /// The caller principal whose calls named no principal, such as `token:backend`. Unset: the operator's own.
+    #[prost(string, optional, tag="4")]
+    pub caller_principal: ::core::option::Option<::prost::alloc::string::String>,
+    /// Which scope. Exactly one.
+    #[prost(oneof="admin_service_end_scope_request::Scope", tags="2, 3")]
+    pub scope: ::core::option::Option<admin_service_end_scope_request::Scope>,
+}
+/// Nested message and enum types in `AdminServiceEndScopeRequest`.
+pub mod admin_service_end_scope_request {
+    /// Which scope. Exactly one.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Scope {
+        /// The run. At most 256 bytes.
+        #[prost(string, tag="2")]
+        RunId(::prost::alloc::string::String),
+        /// The session. At most 256 bytes.
+        #[prost(string, tag="3")]
+        SessionId(::prost::alloc::string::String),
+    }
+}
+/// EndScope: what was torn down.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdminServiceEndScopeResponse {
+    /// How many teardowns fired. Unset: 0.
+    #[prost(uint32, tag="1")]
+    pub fired: u32,
+    /// How many of them failed or timed out. Unset: 0.
+    #[prost(uint32, tag="2")]
+    pub failed: u32,
+    /// How many running calls were cancelled. Unset: 0.
+    #[prost(uint32, tag="3")]
+    pub cancelled: u32,
+}
 /// Shutdown: how fast.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ShutdownRequest {
@@ -3111,8 +3150,8 @@ pub struct RegisterTeardown {
 }
 /// Fires a registration.
 ///
-/// Direction: sidecar to worker, on call 0. Legal: at most once a registration. Must follow: one `TeardownDone` within
-/// `timeout`.
+/// Direction: sidecar to worker, on call 0. Legal: at most once a registration. Those that fire together come newest
+/// first, and run at the same time. Must follow: one `TeardownDone` within `timeout`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RunTeardown {
     /// The registration. Always set.
@@ -3127,8 +3166,8 @@ pub struct RunTeardown {
 }
 /// A cleanup ran.
 ///
-/// Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`; another is dropped and counted. Must follow:
-/// nothing.
+/// Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`, within its `timeout`; another is dropped and
+/// counted. Must follow: nothing.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TeardownDone {
     /// The registration. Required.
@@ -3150,7 +3189,8 @@ pub struct Release {
 }
 /// Asks an instance to finish.
 ///
-/// Direction: sidecar to worker, on call 0. Legal: once. Must follow: the outcomes of running calls, then `Goodbye`.
+/// Direction: sidecar to worker, on call 0. Legal: once; an instance that keeps cleanups for runs or sessions is asked
+/// when those have run. Must follow: the outcomes of running calls, then `Goodbye`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {
     /// How long it has. Always set.
@@ -3168,7 +3208,8 @@ pub struct ToolsChanged {
 }
 /// An instance leaves: it takes no new calls, and running ones finish.
 ///
-/// Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then half-close.
+/// Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then `TeardownDone` for
+/// each cleanup that the instance keeps, which fire now, then half-close. The sidecar ends the stream by itself, too.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Goodbye {
     /// Why, for people. Unset: not stated. At most 256 bytes.

@@ -883,6 +883,30 @@ pub mod admin_service_client {
                 .insert(GrpcMethod::new("pillion.v1.AdminService", "CancelCall"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn end_scope(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AdminServiceEndScopeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AdminServiceEndScopeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/pillion.v1.AdminService/EndScope",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("pillion.v1.AdminService", "EndScope"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn shutdown(
             &mut self,
             request: impl tonic::IntoRequest<super::ShutdownRequest>,
@@ -944,6 +968,13 @@ pub mod admin_service_server {
             request: tonic::Request<super::CancelCallRequest>,
         ) -> std::result::Result<
             tonic::Response<super::CancelCallResponse>,
+            tonic::Status,
+        >;
+        async fn end_scope(
+            &self,
+            request: tonic::Request<super::AdminServiceEndScopeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AdminServiceEndScopeResponse>,
             tonic::Status,
         >;
         async fn shutdown(
@@ -1151,6 +1182,51 @@ pub mod admin_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CancelCallSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/pillion.v1.AdminService/EndScope" => {
+                    #[allow(non_camel_case_types)]
+                    struct EndScopeSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::AdminServiceEndScopeRequest>
+                    for EndScopeSvc<T> {
+                        type Response = super::AdminServiceEndScopeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AdminServiceEndScopeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::end_scope(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EndScopeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

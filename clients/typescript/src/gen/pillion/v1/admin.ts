@@ -8,7 +8,7 @@
 import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import type { CallContext, CallOptions } from "nice-grpc-common";
 import { Duration } from "../../google/protobuf/duration.js";
-import { CancelReason } from "./context.js";
+import { CancelReason, Identity } from "./context.js";
 import { FailureKind } from "./outcome.js";
 
 export const protobufPackage = "pillion.v1";
@@ -133,6 +133,35 @@ export interface CancelCallRequest {
 export interface CancelCallResponse {
   /** Whether there was such a call to cancel. Unset: no. */
   found: boolean;
+}
+
+/** EndScope: which. */
+export interface AdminServiceEndScopeRequest {
+  /** The subject. Unset, or without a principal: that of calls which name none, of the caller below. */
+  identity:
+    | Identity
+    | undefined;
+  /** Which scope. Exactly one. */
+  scope:
+    | //
+    /** The run. At most 256 bytes. */
+    { $case: "runId"; value: string }
+    | //
+    /** The session. At most 256 bytes. */
+    { $case: "sessionId"; value: string }
+    | undefined;
+  /** The caller principal whose calls named no principal, such as `token:backend`. Unset: the operator's own. */
+  callerPrincipal?: string | undefined;
+}
+
+/** EndScope: what was torn down. */
+export interface AdminServiceEndScopeResponse {
+  /** How many teardowns fired. Unset: 0. */
+  fired: number;
+  /** How many of them failed or timed out. Unset: 0. */
+  failed: number;
+  /** How many running calls were cancelled. Unset: 0. */
+  cancelled: number;
 }
 
 /** Shutdown: how fast. */
@@ -753,6 +782,192 @@ export const CancelCallResponse: MessageFns<CancelCallResponse> = {
   },
 };
 
+function createBaseAdminServiceEndScopeRequest(): AdminServiceEndScopeRequest {
+  return { identity: undefined, scope: undefined, callerPrincipal: undefined };
+}
+
+export const AdminServiceEndScopeRequest: MessageFns<AdminServiceEndScopeRequest> = {
+  encode(message: AdminServiceEndScopeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.identity !== undefined) {
+      Identity.encode(message.identity, writer.uint32(10).fork()).join();
+    }
+    switch (message.scope?.$case) {
+      case "runId":
+        writer.uint32(18).string(message.scope.value);
+        break;
+      case "sessionId":
+        writer.uint32(26).string(message.scope.value);
+        break;
+    }
+    if (message.callerPrincipal !== undefined) {
+      writer.uint32(34).string(message.callerPrincipal);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AdminServiceEndScopeRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAdminServiceEndScopeRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.identity = Identity.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.scope = { $case: "runId", value: reader.string() };
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.scope = { $case: "sessionId", value: reader.string() };
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.callerPrincipal = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<AdminServiceEndScopeRequest>): AdminServiceEndScopeRequest {
+    return AdminServiceEndScopeRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AdminServiceEndScopeRequest>): AdminServiceEndScopeRequest {
+    const message = createBaseAdminServiceEndScopeRequest();
+    message.identity = (object.identity !== undefined && object.identity !== null)
+      ? Identity.fromPartial(object.identity)
+      : undefined;
+    switch (object.scope?.$case) {
+      case "runId": {
+        if (object.scope?.value !== undefined && object.scope?.value !== null) {
+          message.scope = { $case: "runId", value: object.scope.value };
+        }
+        break;
+      }
+      case "sessionId": {
+        if (object.scope?.value !== undefined && object.scope?.value !== null) {
+          message.scope = { $case: "sessionId", value: object.scope.value };
+        }
+        break;
+      }
+    }
+    message.callerPrincipal = object.callerPrincipal ?? undefined;
+    return message;
+  },
+};
+
+function createBaseAdminServiceEndScopeResponse(): AdminServiceEndScopeResponse {
+  return { fired: 0, failed: 0, cancelled: 0 };
+}
+
+export const AdminServiceEndScopeResponse: MessageFns<AdminServiceEndScopeResponse> = {
+  encode(message: AdminServiceEndScopeResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.fired !== 0) {
+      writer.uint32(8).uint32(message.fired);
+    }
+    if (message.failed !== 0) {
+      writer.uint32(16).uint32(message.failed);
+    }
+    if (message.cancelled !== 0) {
+      writer.uint32(24).uint32(message.cancelled);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AdminServiceEndScopeResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAdminServiceEndScopeResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.fired = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.failed = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.cancelled = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<AdminServiceEndScopeResponse>): AdminServiceEndScopeResponse {
+    return AdminServiceEndScopeResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AdminServiceEndScopeResponse>): AdminServiceEndScopeResponse {
+    const message = createBaseAdminServiceEndScopeResponse();
+    message.fired = object.fired ?? 0;
+    message.failed = object.failed ?? 0;
+    message.cancelled = object.cancelled ?? 0;
+    return message;
+  },
+};
+
 function createBaseShutdownRequest(): ShutdownRequest {
   return { grace: undefined };
 }
@@ -898,6 +1113,15 @@ export const AdminServiceDefinition = {
       responseStream: false,
       options: {},
     },
+    /** Ends a run or a session of any subject, as its caller may. */
+    endScope: {
+      name: "EndScope",
+      requestType: AdminServiceEndScopeRequest as typeof AdminServiceEndScopeRequest,
+      requestStream: false,
+      responseType: AdminServiceEndScopeResponse as typeof AdminServiceEndScopeResponse,
+      responseStream: false,
+      options: {},
+    },
     /** Drains and stops the sidecar. */
     shutdown: {
       name: "Shutdown",
@@ -923,6 +1147,11 @@ export interface AdminServiceImplementation<CallContextExt = {}> {
     request: CancelCallRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<CancelCallResponse>>;
+  /** Ends a run or a session of any subject, as its caller may. */
+  endScope(
+    request: AdminServiceEndScopeRequest,
+    context: CallContext & CallContextExt,
+  ): Promise<DeepPartial<AdminServiceEndScopeResponse>>;
   /** Drains and stops the sidecar. */
   shutdown(request: ShutdownRequest, context: CallContext & CallContextExt): Promise<DeepPartial<ShutdownResponse>>;
 }
@@ -940,6 +1169,11 @@ export interface AdminServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<CancelCallRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<CancelCallResponse>;
+  /** Ends a run or a session of any subject, as its caller may. */
+  endScope(
+    request: DeepPartial<AdminServiceEndScopeRequest>,
+    options?: CallOptions & CallOptionsExt,
+  ): Promise<AdminServiceEndScopeResponse>;
   /** Drains and stops the sidecar. */
   shutdown(request: DeepPartial<ShutdownRequest>, options?: CallOptions & CallOptionsExt): Promise<ShutdownResponse>;
 }

@@ -225,8 +225,8 @@ export interface RegisterTeardown {
 /**
  * Fires a registration.
  *
- * Direction: sidecar to worker, on call 0. Legal: at most once a registration. Must follow: one `TeardownDone` within
- * `timeout`.
+ * Direction: sidecar to worker, on call 0. Legal: at most once a registration. Those that fire together come newest
+ * first, and run at the same time. Must follow: one `TeardownDone` within `timeout`.
  */
 export interface RunTeardown {
   /** The registration. Always set. */
@@ -240,8 +240,8 @@ export interface RunTeardown {
 /**
  * A cleanup ran.
  *
- * Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`; another is dropped and counted. Must follow:
- * nothing.
+ * Direction: worker to sidecar, on call 0. Legal: once after `RunTeardown`, within its `timeout`; another is dropped and
+ * counted. Must follow: nothing.
  */
 export interface TeardownDone {
   /** The registration. Required. */
@@ -264,7 +264,8 @@ export interface Release {
 /**
  * Asks an instance to finish.
  *
- * Direction: sidecar to worker, on call 0. Legal: once. Must follow: the outcomes of running calls, then `Goodbye`.
+ * Direction: sidecar to worker, on call 0. Legal: once; an instance that keeps cleanups for runs or sessions is asked
+ * when those have run. Must follow: the outcomes of running calls, then `Goodbye`.
  */
 export interface Drain {
   /** How long it has. Always set. */
@@ -284,7 +285,8 @@ export interface ToolsChanged {
 /**
  * An instance leaves: it takes no new calls, and running ones finish.
  *
- * Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then half-close.
+ * Direction: worker to sidecar, on call 0. Legal: once. Must follow: outcomes of running calls, then `TeardownDone` for
+ * each cleanup that the instance keeps, which fire now, then half-close. The sidecar ends the stream by itself, too.
  */
 export interface Goodbye {
   /** Why, for people. Unset: not stated. At most 256 bytes. */
