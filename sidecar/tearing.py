@@ -44,5 +44,5 @@ async def tearing_down(
         yield
     finally:
         teardowns.close()
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(settings.limits.calls.teardown_grace, shield=True):
             await teardowns.settled()

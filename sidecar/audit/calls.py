@@ -75,6 +75,8 @@ class CallAudit:
             told += ',"joined":true'
         if call.resumption is not None:
             told += f',"resumes":"{call.resumption.pause.execution_id}"'
+        if call.caller.detaches:
+            told += ',"detached":true'
         if call.anchor is not None:
             told += f',"parent_anchor":{{"asserted":{quoted(redact(call.anchor))}}}'
         if call.arguments is not None:

@@ -80,6 +80,14 @@ class EventAudit:
         """An operator asked a call to stop."""
         self._add("call_cancelled", {"execution": execution, **self._by(operator)})
 
+    def followed(self, principal: Principal, execution: str) -> None:
+        """Somebody follows a detached call from now on."""
+        self._add("call_followed", {"execution": execution, **self._by(principal)})
+
+    def lost_detached(self, execution: str, tool: str) -> None:
+        """A detached call ran when the sidecar was killed, and ended with that."""
+        self._add("detached_call_lost", {"execution": execution, "tool": self._redact(tool)})
+
     def shut_down(self, operator: Principal, grace: float | None) -> None:
         """An operator asked the sidecar to stop."""
         self._add("shutdown", {"grace_seconds": grace, **self._by(operator)})

@@ -96,7 +96,8 @@ class Call(CallClock):
         """The calls that its tool made and that are not over."""
         self.paused_inner: list[Pause] | None = None
         """Calls that its tool made and that have paused, until it pauses itself."""
-        self.started_sent = False
+        self.started_sent = parent is not None
+        """Whether its `Started` was sent, if it is: a tool that makes a call knows when that began."""
         self.reports = 0
         """How often its tool reported."""
         self.worker_set: WorkerSet | None = None
@@ -286,6 +287,22 @@ class Call(CallClock):
         frame.consent.url = url
         return self.sink.send(frame)
 
+    def started_frame(self) -> Frame:
+        """The `Started` of the call."""
+        frame = Frame()
+        started = frame.started
+        started.execution_id = self.execution_id
+        started.tool_call_id = self.tool_call_id
+        started.generation = self.generation
+        if self.joins:
+            started.joined = True
+        return frame
+
+    def tell_started(self) -> None:
+        """Tells the caller at once that the call is started."""
+        if not self.started_sent:
+            self._send_started()
+
     def told(self, frame: Frame) -> None:
         """Tells the tool what a call that it made reports, which may give way to newer."""
         if self._assignment is not None:
@@ -421,6 +438,8 @@ class Call(CallClock):
         if self.span is not None and original.span is not None:
             self.span.join(original.span)
         self._set_due(self._pipeline.loop.time())
+        if self.caller.detaches:
+            self.tell_started()
 
     def effects_so_far(self) -> "SideEffects.ValueType":
         """What its tool may have done to the world by now, or the tool that runs for the call that it joined."""
@@ -624,11 +643,4 @@ class Call(CallClock):
 
     def _send_started(self) -> None:
         self.started_sent = True
-        frame = Frame()
-        started = frame.started
-        started.execution_id = self.execution_id
-        started.tool_call_id = self.tool_call_id
-        started.generation = self.generation
-        if self.joins:
-            started.joined = True
-        self.sink.send(frame)
+        self.sink.send(self.started_frame())

@@ -2,7 +2,8 @@
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
-from sidecar.calls.outcome import NONE, failure
+from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls.outcome import NONE, POSSIBLE, failure
 from sidecar.calls.result import effects_of_attempt, effects_of_return
 from sidecar.calls.tool import Tool
 
@@ -105,6 +106,23 @@ def outcome_unknown(tool: Tool) -> Failure:
         f"The worker was lost while {tool.name} ran; it may or may not have taken effect. Find out before you run it "
         "again.",
         effects_of_attempt(tool),
+    )
+
+
+def lost_with_sidecar(tool_name: str, effects: "Effects.ValueType") -> Failure:
+    """The sidecar was killed while it ran."""
+    if effects == Effects.EFFECTS_UNSAFE:
+        return failure(
+            FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN,
+            f"The sidecar was killed while {tool_name} ran; it may or may not have taken effect. Find out before you "
+            "run it again.",
+            POSSIBLE,
+        )
+    return failure(
+        FailureKind.FAILURE_KIND_WORKER_LOST,
+        f"The sidecar was killed while {tool_name} ran; it is safe to run it again.",
+        NONE if effects == Effects.EFFECTS_READ else POSSIBLE,
+        retryable=True,
     )
 
 

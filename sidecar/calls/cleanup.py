@@ -11,8 +11,9 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.firing import Claimed, Firing
 from sidecar.calls.outcome import kind_name
-from sidecar.calls.ports import Assignment, StoreUnavailable
+from sidecar.calls.ports import Assignment
 from sidecar.calls.questions import Question
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import CleanupCall, Principal, Registration, ScopeKey
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class _Nobody:
     """The caller's side of a call that the sidecar makes by itself."""
 
     answerable: frozenset[str] | None = None
+    detaches = False
     takes_consent = False
     gone = True
     congested = False
@@ -148,7 +150,7 @@ class _Nobody:
         """Is never asked: it answers no method."""
         raise NotImplementedError
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: Question) -> None:
         """Nor is there anything to forget."""
 
     def leaves(self, call: Call) -> None:

@@ -33,6 +33,7 @@ class CallFacts:
         "parent",
         "resumption",
         "run_id",
+        "run_of",
         "scope",
         "session_id",
         "sink",
@@ -70,6 +71,8 @@ class CallFacts:
         self.scope: Scope | None = None
         """Its storage scope, once it is decoded."""
         self.run_id: str | None = None
+        self.run_of: str | None = None
+        """The run that its teardowns are of, where that is known by another id as well."""
         self.session_id: str | None = None
         self.key: str | None = None
         """Its idempotency key."""
@@ -92,9 +95,16 @@ class CallFacts:
         self.kept_for: ScopeKey | None = None
         """Its own teardown scope, once its tool has registered something for it, or where it goes on from a pause."""
 
+    @property
+    def first_execution_id(self) -> str:
+        """The execution that it began with: another one where it goes on from a pause."""
+        return self.execution_id if self.resumption is None else self.resumption.pause.execution_id
+
     def lasting_scopes(self) -> list[ScopeKey]:
         """The run and the session that it is in, where the caller named them."""
-        return [] if self.scope is None else lasting_scopes(self.scope.owner, self.run_id, self.session_id)
+        return (
+            [] if self.scope is None else lasting_scopes(self.scope.owner, self.run_of or self.run_id, self.session_id)
+        )
 
     def ancestors(self) -> "Iterator[Call]":
         """The calls that wait for it, from the one that made it outwards."""

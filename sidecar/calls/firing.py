@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
 from sidecar.calls.outcome import cut
-from sidecar.calls.ports import KeeperLost, Keepers, RegistrationStore, StoreUnavailable, TeardownReports
+from sidecar.calls.ports import KeeperLost, Keepers, TeardownReports
+from sidecar.calls.stores import RegistrationStore, StoreUnavailable
 from sidecar.scope import Registration
 from sidecar.telemetry import Counters
 

@@ -21,7 +21,7 @@ def scope_held(call: "Call", tool: Tool) -> ScopeKey:
     :raises Refusal: as INVALID_ARGUMENTS if the call does not name it.
     """
     is_run = tool.holds == _RUN
-    fact = call.run_id if is_run else call.session_id
+    fact = (call.run_of or call.run_id) if is_run else call.session_id
     if not fact or call.scope is None:
         raise Refusal(
             FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,

@@ -10,7 +10,7 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.outcome import NONE, POSSIBLE, PauseWanted, Refusal, failed, failure
-from sidecar.calls.ports import IdempotencyRecord, IdempotencyStore, StoreUnavailable
+from sidecar.calls.stores import IdempotencyRecord, IdempotencyStore, StoreUnavailable
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
 from sidecar.telemetry import Counters
@@ -107,6 +107,8 @@ class Requests:
                 return
             if call.done:
                 return
+            if call.caller.detaches:
+                call.tell_started()
             supplying = go_on()
             if supplying is not None:
                 await asyncio.wait((supplying,))

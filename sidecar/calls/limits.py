@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 KIB = 1024
+MIB = 1024 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,13 @@ class CallLimits:
     """How many requests a running tool may have open at once."""
     large_outcome: int = 64 * KIB
     """What an outcome may have while its stream is overfull."""
+    detach_retention: float = 600.0
+    """How long a detached call can be followed after its outcome."""
+    detached_per_subject: int = 1_024
+    """How many detached calls one tenant's subject may have, those that ended and can still be followed among them."""
+    detached_frames: int = 256
+    """How many frames of a detached call are kept for who follows it later; older ones give way."""
+    detached_bytes: int = MIB
+    """How much they may have in all of one call."""
+    detached_bytes_in_all: int = 64 * MIB
+    """How much the kept frames and outcomes of all detached calls may have in memory."""

@@ -14,10 +14,10 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.causes import cancelled, pause_unrecorded
 from sidecar.calls.outcome import NONE, Refusal, failed, failure
 from sidecar.calls.paused import Pause, PausedCall, Resumption, digest_of_arguments
-from sidecar.calls.ports import PausesFull, PauseStore, StoreUnavailable
 from sidecar.calls.request import Resumed, decode_resume
 from sidecar.calls.restart import resumed_start, start_of
 from sidecar.calls.result import effects_of_attempt
+from sidecar.calls.stores import PausesFull, PauseStore, StoreUnavailable
 from sidecar.calls.tickets import Tickets, digest_of
 from sidecar.scope import ScopeEnding, ScopeKey, lasting_scopes, scope_of
 
@@ -107,7 +107,7 @@ class Pauses:
             ticket_digest=digest_of(ticket),
             caller=call.caller.principal.name,
             owner=scope.owner,
-            run_id=call.run_id,
+            run_id=call.run_of or call.run_id,
             session_id=call.session_id,
             start=start.SerializeToString(),
             pause=pause,
@@ -190,6 +190,9 @@ class Pauses:
             again = resumed_start(paused, start)
             call.tool_call_id = again.tool_call_id
             self._pipeline.pass_gates(call, again, self._pipeline.loop.time())
+            if said.run_id and paused.run_id:
+                # Before and after a pause is one run, by whatever ids its caller knows it.
+                self._pipeline.teardowns.registry.alias(ScopeKey(_RUN, paused.owner, paused.run_id), said.run_id)
         except StoreUnavailable:
             _log.exception("a ticket could not be looked up")
             call.refused(unreachable().failure)

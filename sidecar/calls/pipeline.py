@@ -17,6 +17,7 @@ from sidecar.calls.admission import Admission
 from sidecar.calls.call import Call
 from sidecar.calls.clocks import Clocks
 from sidecar.calls.context import invocation
+from sidecar.calls.detached import Detached
 from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
@@ -25,18 +26,9 @@ from sidecar.calls.outbound import is_asked_to_stop
 from sidecar.calls.outcome import NONE, PauseWanted, Refusal, failed, failure, kind_name
 from sidecar.calls.paused import Resumption
 from sidecar.calls.pauses import Pauses
-from sidecar.calls.ports import (
-    Assignment,
-    Audit,
-    Caller,
-    Catalogue,
-    IdempotencyStore,
-    Placer,
-    Responder,
-    Sink,
-    Supplier,
-)
+from sidecar.calls.ports import Assignment, Audit, Caller, Catalogue, Placer, Responder, Sink, Supplier, WorkerSet
 from sidecar.calls.request import decode, usable_id
+from sidecar.calls.stores import IdempotencyStore
 from sidecar.calls.strict_json import parse
 from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
@@ -94,6 +86,8 @@ class Pipeline:
         """Who is told what happens to calls; `None`: nobody looks on."""
         self.audit: Audit | None = None
         """Who keeps a record of calls; `None`: nobody."""
+        self.detached: Detached | None = None
+        """Who keeps detached calls; `None`: nobody, and a call that is to be detachable is refused."""
         self.suppliers: dict[str, Supplier] = {}
         """Who puts in what tools declare: under `wants` and under `needs`."""
         nesting = Nesting(self)
@@ -233,7 +227,7 @@ class Pipeline:
         if call.scope is None or tool not in self._catalogue.snapshot.tools:
             return False
         try:
-            self._check_policy(call.caller.principal, call.scope, tool)
+            self.check_policy(call.caller.principal, call.scope, tool)
         except Refusal:
             return False
         return True
@@ -308,7 +302,7 @@ class Pipeline:
             call.arguments = arguments
         principal = caller.principal
         call.scope = scope = (
-            scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
+            scope_of(principal, identity, call.session_id, call.run_id, call.first_execution_id)
             if parent is None or parent.scope is None
             else parent.scope
         )
@@ -319,7 +313,7 @@ class Pipeline:
         expected = self._catalogue.expected(name) if tool is None else None
         if tool is None and expected is None:
             raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
-        self._check_policy(principal, scope, name)
+        self.check_policy(principal, scope, name)
         if call.run_id or call.session_id:
             self.teardowns.enter(call)
         call.invocation = invocation(start, call, arguments, identity, self.teardowns.secret)
@@ -333,7 +327,11 @@ class Pipeline:
             self._fit(call, tool, parsed, now)
         elif expected is not None:
             call.limit_time(None)
-            call.route(expected, now)
+            if self.detached is not None and caller.detaches:
+                call.generation = self._catalogue.snapshot.generation
+                self.detached.open(call, partial(self._route_to, call, expected))
+            else:
+                call.route(expected, now)
 
     def _fit(self, call: Call, tool: Tool, arguments: object, now: float) -> None:
         """Gates 5 to 10."""
@@ -349,10 +347,23 @@ class Pipeline:
                 f"The arguments do not fit the input schema of {tool.name}.",
                 issues=tool.arguments.issues(arguments),
             )
-        if is_new and call.key is not None:
+        if is_new and self.detached is not None and call.caller.detaches:
+            self.detached.open(call, partial(self._go_in, call, tool))
+        elif is_new and call.key is not None:
             self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
-            return
-        self._go_on(call, tool, self._provide(call, tool), now)
+        else:
+            self._go_on(call, tool, self._provide(call, tool), now)
+
+    def _go_in(self, call: Call, tool: Tool) -> None:
+        """Gates 6 to 10, for a call that can be followed now."""
+        if call.key is not None:
+            self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
+        else:
+            self._go_on(call, tool, self._provide(call, tool), self.loop.time())
+
+    def _route_to(self, call: Call, expected: WorkerSet) -> None:
+        """Waits for the tool, for a call that can be followed now."""
+        call.route(expected, self.loop.time())
 
     def _go_on(self, call: Call, tool: Tool, supplying: asyncio.Task[None] | None, now: float) -> None:
         """Gate 10, at once or when the task is done."""
@@ -410,19 +421,32 @@ class Pipeline:
         elif isinstance(reason, Exception):
             self.turn_away(call, reason)
 
+    def crowd_of(self, caller: Caller) -> Refusal | None:
+        """Why nothing more is to be begun for this caller, if so."""
+        most = self.limits.in_flight_per_stream
+        if caller.in_flight > most:
+            message = f"This stream has {most:,} calls in flight, which is the most."
+        elif caller.congested:
+            message = "Too much of what this stream was sent is unread; read on, then try again."
+        else:
+            return None
+        return Refusal(FailureKind.FAILURE_KIND_OVERLOADED, message, retryable=True, retry_after=_RETRY_AFTER)
+
     def _no_room(self, caller: Caller) -> Refusal:
         """Why a call of this caller cannot be taken now."""
-        kind = FailureKind.FAILURE_KIND_OVERLOADED
-        if self.draining:
-            kind = FailureKind.FAILURE_KIND_UNAVAILABLE
-            message = "The sidecar is stopping and takes no new calls; try another one, or again later."
-        elif caller.in_flight > self.limits.in_flight_per_stream:
-            message = f"This stream has {self.limits.in_flight_per_stream:,} calls in flight, which is the most."
-        else:
-            message = "Too much of what this stream was sent is unread; read on, then try again."
-        return Refusal(kind, message, retryable=True, retry_after=_RETRY_AFTER)
+        crowd = None if self.draining else self.crowd_of(caller)
+        return crowd or Refusal(
+            FailureKind.FAILURE_KIND_UNAVAILABLE,
+            "The sidecar is stopping and takes no new calls; try another one, or again later.",
+            retryable=True,
+            retry_after=_RETRY_AFTER,
+        )
 
-    def _check_policy(self, principal: Principal, scope: Scope, tool: str) -> None:
+    def check_policy(self, principal: Principal, scope: Scope, tool: str) -> None:
+        """Gate 4.
+
+        :raises Refusal: if policy does not let this caller run the tool for this subject.
+        """
         try:
             allowed, listed = self._policy.decide(principal, scope, tool)
         except Exception:

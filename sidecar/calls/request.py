@@ -34,7 +34,7 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Ide
     if not tool_name:
         raise Refusal(FailureKind.FAILURE_KIND_UNKNOWN_TOOL, "No tool was named; ListTools says which there are.")
     if start.detachable or start.hops or _has(start, "on_behalf_of"):
-        _refuse_what_is_not_done(start, process)
+        _refuse_what_is_not_done(start, call, process)
     identity = _read_facts(start, call)
     arguments = start.arguments or (b"" if _has(start, "arguments") else NO_ARGUMENTS)
     try:
@@ -64,7 +64,7 @@ def decode_resume(start: Start, call: "Call", process: str) -> Resumed:
     """
     call.tool_name = start.tool
     if start.detachable or start.hops or _has(start, "on_behalf_of"):
-        _refuse_what_is_not_done(start, process)
+        _refuse_what_is_not_done(start, call, process)
     identity = _read_facts(start, call)
     resume = start.resume
     try:
@@ -88,9 +88,12 @@ def usable_id(text: str) -> bool:
     return 0 < len(text) <= _CERTAINLY_SHORT or 0 < len(text.encode()) <= _ID_BYTES
 
 
-def _refuse_what_is_not_done(start: Start, process: str) -> None:
-    if start.detachable:
-        raise Refusal(_UNSUPPORTED, "This sidecar does not detach calls; start it without detachable.")
+def _refuse_what_is_not_done(start: Start, call: "Call", process: str) -> None:
+    if start.detachable and not call.caller.detaches:
+        raise Refusal(
+            _UNSUPPORTED,
+            "A detachable call is started on a stream, where it can be followed; here leave detachable out.",
+        )
     if _has(start, "on_behalf_of"):
         raise Refusal(_UNSUPPORTED, "This sidecar does not act for the callers of others.")
     if process in start.hops:

@@ -44,6 +44,8 @@ def resumed_start(paused: PausedCall, given: Start) -> Start:
         start.idempotency_key = given.idempotency_key
     if given.HasField("parent_anchor"):
         start.parent_anchor = given.parent_anchor
+    if given.run_id and not start.HasField("run_id"):
+        start.run_id = given.run_id
     if given.iteration:
         start.iteration = given.iteration
     return start

@@ -18,8 +18,9 @@ from sidecar.calls.outbound import refused
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.paused import Pause
 from sidecar.calls.pinning import PinRecord
-from sidecar.calls.ports import EndedScope, Keepers, StoreUnavailable
+from sidecar.calls.ports import EndedScope, Keepers
 from sidecar.calls.registrations import registration_of, scope_ending, too_many
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import (
     Kept,
     Owner,
@@ -88,6 +89,8 @@ class Teardowns:
 
         :raises Refusal: if one of them is being ended.
         """
+        if call.run_id and call.scope is not None:
+            call.run_of = self.registry.run_of(call.scope.owner, call.run_id)
         entered = call.lasting_scopes()
         try:
             self.hold(entered)
@@ -273,6 +276,7 @@ class Teardowns:
         While it ends it takes no new calls; afterwards one of the same id is a new one. Ends once, also where several
         ask at once, and also where who asked goes away.
         """
+        key = self.registry.resolved(key)
         ending = self._endings.get(key)
         if ending is not None:
             await asyncio.wait((ending,))

@@ -67,8 +67,11 @@ async def _call(options: argparse.Namespace) -> int:
             idle_timeout=options.idle_timeout,
             idempotency_key=options.key,
             identity=identity,
+            detachable=options.detach,
             **place,
         )
+        if options.detach:
+            return await detached(running, options.tool, reach.target)
         result = await ended(running, progress, reach.target)
         if isinstance(result, int):
             return result
@@ -97,13 +100,29 @@ async def ended(running: pillion.Call, progress: ProgressLine, target: str) -> p
         raise Unreachable(target) from None
     except errors.CallFailed as failed:
         progress.clear()
-        return _failed(failed, interrupted=interrupts.count > 0)
+        return tell_failed(failed, interrupted=interrupts.count > 0)
     except errors.CallPaused as pause:
         progress.clear()
-        return _paused(pause.paused)
+        return tell_paused(pause.paused)
     finally:
         interrupts.close()
         progress.clear()
+
+
+async def detached(running: pillion.Call, tool: str, target: str) -> int:
+    """Lets go of a call, which is begun here; prints what is needed to follow it, and to cancel it.
+
+    :raises Unreachable: if the sidecar is not there.
+    """
+    try:
+        async with running:
+            ticket = await running.detach()
+            say(json.dumps({"ticket": ticket, "execution_id": running.execution_id, "tool": tool}))
+    except errors.Unreachable:
+        raise Unreachable(target) from None
+    except errors.CallFailed as failed:
+        return tell_failed(failed, interrupted=False)
+    return 0
 
 
 async def _arguments(
@@ -159,7 +178,7 @@ class _Interrupts:
         self._cancelling = asyncio.ensure_future(self._call.cancel())
 
 
-def _paused(paused: pillion.Paused) -> int:
+def tell_paused(paused: pillion.Paused) -> int:
     """Tells a person what is asked, and whoever reads the output the ticket."""
     tell(f"The tool waits for an answer ({paused.kind}): {paused.message}")
     tell("Give it by `pillion resume --answer JSON`, with what was written to stdout as its stdin.")
@@ -169,7 +188,8 @@ def _paused(paused: pillion.Paused) -> int:
     return PAUSED
 
 
-def _failed(failed: errors.CallFailed, *, interrupted: bool) -> int:
+def tell_failed(failed: errors.CallFailed, *, interrupted: bool) -> int:
+    """Tells of a call that did not return; answers the exit code."""
     tell(f"{failed.kind.name}: {failed.message}")
     for issue in failed.issues:
         tell(f"  {issue.path or '/'}: {issue.message}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from sidecar.cli.artifact_arguments import add_artifacts
 from sidecar.cli.console import CannotSay, finish, tell
 from sidecar.cli.credential_arguments import add_credentials
+from sidecar.cli.follow_arguments import add_follow
 from sidecar.cli.scope_arguments import add_scope
 
 USAGE = 2
@@ -103,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_call(commands)
     _add_resume(commands)
+    follow = _add(commands, "follow", "follow", "follow a detached call, as `pillion call` shows it")
+    add_follow(follow, _add_caller)
 
     calls = _add(commands, "operate", "calls", "list the calls that run now")
     calls.set_defaults(action="calls")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sidecar.calls.paused import Pause, PausedCall
-from sidecar.calls.ports import PausesFull
+from sidecar.calls.stores import PausesFull
 from sidecar.scope import Owner
 from sidecar.storage.database import Database
 from sidecar.storage.owners import owner_of, stored

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
-from sidecar.calls.ports import Pin
+from sidecar.calls.stores import Pin
 from sidecar.scope import (
     Address,
     CleanupCall,

@@ -182,7 +182,7 @@ async def test_a_full_disk_fails_the_pause_and_leaves_those_before_it(tmp_path: 
 async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: SidecarProcess) -> None:
     worker, caller = await process.worker(), await process.caller()
     welcome = await worker.hello(tool("echo"))
-    secret, ids = welcome.reattach_secret, {}
+    secret, ids, tickets = welcome.reattach_secret, {}, {}
     for what in ("paused", "running", "used"):
         call = await caller.start()
         run = await worker.next_invoke()
@@ -190,12 +190,9 @@ async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: Sid
         ids[what] = (await worker.register(run.call, kept)).teardown.registration_id
         if what != "running":
             await worker.send(pause(run.call))
-            ticket = (await caller.outcome(call)).paused.ticket
-            if what == "paused":
-                good = ticket
-            else:
-                await resume(caller, ticket)
-                await worker.next_invoke()
+            tickets[what] = (await caller.outcome(call)).paused.ticket
+    await resume(caller, tickets["used"])
+    await worker.next_invoke()
     await process.kill()
     await process.start()
     worker, caller = await process.worker(), await process.caller()
@@ -203,14 +200,14 @@ async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: Sid
     again = await worker.hello(tool("echo"), reattach=reattach)
     assert again.instance_id == welcome.instance_id
     # That of a call that only ran is not known; that of one that had gone on ends with it.
-    told_first = {}
+    told_first: dict[str | None, Frame] = {}
     while told_first.keys() < {"release", "run_teardown"}:
         frame = await worker.next()
         told_first[frame.WhichOneof("body")] = frame
     assert told_first["release"].release.registration_id == ids["running"]
     assert told_first["run_teardown"].run_teardown.registration_id == ids["used"]
     await worker.send(done(ids["used"]))
-    call = await resume(caller, good)
+    call = await resume(caller, tickets["paused"])
     await worker.result((await worker.next_invoke()).call, "on")
     assert (await worker.next_of("run_teardown")).run_teardown.registration_id == ids["paused"]
     await worker.send(done(ids["paused"]))

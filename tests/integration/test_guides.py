@@ -51,6 +51,7 @@ SAID = {
         "None",
     ],
     "keyed.py": ["waited", "waited"],
+    "later.py": REPORTS_AND_RESULT,
 }
 
 
@@ -177,10 +178,10 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     assert done.returncode == 20, done.stderr
     listed = [line.split()[0] for line in done.stdout.splitlines()[: len(TOOLS_OF_THE_GUIDES)]]
     assert listed == TOOLS_OF_THE_GUIDES
-    *_, called, piped, sorted_file = done.stdout.splitlines()
+    *_, called, piped, sorted_file, followed = done.stdout.splitlines()
     assert re.fullmatch(r'"art_[0-9A-Za-z]{22}"', sorted_file)
     assert "sorted/sorted.csv: text/csv, 24 bytes" in done.stderr
     assert (place / "sorted" / "sorted.csv").read_text().split() == ["word,times", "be,2", "to,2"]
     assert json.loads(called) == RESULT
-    assert json.loads(piped) == [{"word": "a", "times": 2}, {"word": "b", "times": 1}]
+    assert json.loads(piped) == json.loads(followed) == [{"word": "a", "times": 2}, {"word": "b", "times": 1}]
     assert done.stderr.splitlines()[-1].startswith("TIMEOUT: ")

@@ -10,10 +10,12 @@ import pytest
 from sidecar._gen.pillion.v1.context_pb2 import Identity, Resume, TeardownScope
 from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse, EndScopeRequest, EndScopeResponse
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import ArtifactGet, OutboundRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from sidecar.config import Allow
 from tests.support import SocketHost, attach, on_unix, start_of, tool
+from tests.support.artifacts import put_request
 from tests.support.pausing import pause, paused, resume, resuming, told
 
 pytestmark = on_unix
@@ -160,3 +162,50 @@ async def test_a_resume_waits_for_the_worker_of_its_tool(socket_host: SocketHost
     assert told(run) == Resume(state=b"s", answer=b'"on"')
     await second.result(run.call)
     assert (await caller.outcome(waiting)).HasField("result")
+
+
+async def test_the_run_of_a_resume_is_another_name_of_the_paused_run(socket_host: SocketHost) -> None:
+    worker, caller = await attach(socket_host), await socket_host.caller()
+    call = await caller.start(run_id="r1")
+    run = await worker.next_invoke()
+    kept = RegisterTeardown(request_id=1, scope=TeardownScope.TEARDOWN_SCOPE_RUN)
+    registration = (await worker.register(run.call, kept)).teardown.registration_id
+    keys = run.context.session_keys
+    await worker.send(pause(run.call))
+    ticket = (await caller.outcome(call)).paused.ticket
+    call = await resume(caller, ticket, run_id="r2")
+    run = await worker.next_invoke()
+    assert (run.context.run_id, run.context.session_keys) == ("r1", keys)
+    await worker.send(pause(run.call))
+    ticket = (await caller.outcome(call)).paused.ticket
+    # Another call of the newer run is in the same one, and may register the same again.
+    other = await caller.start(run_id="r2")
+    run = await worker.next_invoke()
+    assert (run.context.run_id, run.context.session_keys) == ("r2", keys)
+    again = (await worker.register(run.call, kept)).teardown
+    assert (again.registration_id, again.reused) == (registration, True)
+    await worker.result(run.call)
+    await caller.outcome(other)
+    ending = asyncio.ensure_future(end_scope(socket_host, run_id="r2"))
+    done = Frame()
+    done.teardown_done.registration_id = (await worker.next_of("run_teardown")).run_teardown.registration_id
+    await worker.send(done)
+    ended = await ending
+    assert (done.teardown_done.registration_id, ended.fired, ended.cancelled) == (registration, 1, 1)
+    assert (await caller.outcome(await resume(caller, ticket, run_id="r3"))).failure.kind == TICKET_INVALID
+    # What comes now is a run of its own.
+    await caller.start(run_id="r2")
+    assert (await worker.next_invoke()).context.session_keys != keys
+
+
+async def test_a_call_of_no_place_has_the_artifacts_of_before_its_pause(socket_host: SocketHost) -> None:
+    worker, caller = await attach(socket_host), await socket_host.caller()
+    call = await caller.start()
+    run = await worker.next_invoke()
+    put = (await worker.ask(run.call, put_request(b"x", 1))).artifact_stored.meta.reference
+    await worker.send(pause(run.call, state=put.encode()))
+    ticket = (await caller.outcome(call)).paused.ticket
+    await resume(caller, ticket)
+    run = await worker.next_invoke()
+    get = OutboundRequest(request_id=1, artifact_get=ArtifactGet(reference=run.context.resume.state.decode()))
+    assert (await worker.ask(run.call, get)).artifact.artifact.inline.content == b"x"

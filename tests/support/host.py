@@ -21,10 +21,11 @@ from sidecar.artifacts import ArtifactLimits
 from sidecar.artifacts.memory import MemoryArtifactStore
 from sidecar.artifacts.provision import provide
 from sidecar.artifacts.transfers import Transfers
+from sidecar.calls.detached import Detached
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.pauses import Pauses
 from sidecar.calls.pipeline import Pipeline
-from sidecar.calls.ports import IdempotencyStore
+from sidecar.calls.stores import IdempotencyStore
 from sidecar.config import Artifacts as ArtifactSettings
 from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.credentials.facade import Credentials
@@ -47,7 +48,12 @@ from sidecar.workers.limits import WorkerLimits
 from tests.support.caller import CallerPeer
 from tests.support.links import ATTACH, EXECUTE, GrpcLink, MemoryLink
 from tests.support.peer import Peer
-from tests.support.store import InMemoryIdempotencyStore, InMemoryPauseStore
+from tests.support.store import (
+    FollowedCalls,
+    InMemoryDetachedStore,
+    InMemoryIdempotencyStore,
+    InMemoryPauseStore,
+)
 from tests.support.tools import tool
 from tests.support.worker import WorkerPeer, token_of
 
@@ -161,6 +167,9 @@ class MemoryHost:
         self.pauses = Pauses(
             self.pipeline, self.pause_store, b"secret", clock=lambda: began + self.pipeline.loop.time() - now
         )
+        self.detached_store = InMemoryDetachedStore()
+        self._detached: list[Detached] = []
+        self.forget_detached()
         self.artifacts: MemoryArtifactStore | None = None
         if setup.keeps_artifacts:
             self.artifacts = MemoryArtifactStore()
@@ -206,6 +215,16 @@ class MemoryHost:
     async def counters(self) -> Mapping[str, int]:
         return self.counts.snapshot()
 
+    @property
+    def detached(self) -> Detached:
+        """The detached calls."""
+        return self._detached[-1]
+
+    def forget_detached(self) -> None:
+        """Knows no detached call any more but by the store, as a sidecar that has just been started."""
+        self._detached.append(Detached(self.pipeline, self.detached_store, FollowedCalls()))
+        self.pipeline.detached = self.detached
+
     def drain(self, grace: float) -> None:
         """Begins to stop, as a signal does: tells callers, and takes no new calls."""
         self._callers.drain(grace)
@@ -217,6 +236,8 @@ class MemoryHost:
         await self.pipeline.idle()
         self.pipeline.teardowns.close()
         await self.pipeline.teardowns.settled()
+        for detached in self._detached:
+            await detached.settled()
         await self.credentials.aclose()
         for keeper in self._keepers:
             keeper.cancel()

@@ -1,8 +1,11 @@
 """Stores in memory, for a sidecar that keeps nothing."""
 
+import asyncio
+from collections.abc import Callable
+
 from sidecar.calls.paused import PausedCall
-from sidecar.calls.ports import IdempotencyRecord, PausesFull, StoreUnavailable
-from sidecar.scope import Owner, Scope
+from sidecar.calls.stores import DetachedEntry, IdempotencyRecord, PausesFull, StoreFull, StoreUnavailable
+from sidecar.scope import Owner, Principal, Scope
 
 _Address = tuple[str | None, str, str, str]
 
@@ -146,3 +149,67 @@ class InMemoryPauseStore:
     def _check(self) -> None:
         if self.broken:
             raise StoreUnavailable("The store was broken on purpose.")
+
+
+class InMemoryDetachedStore:
+    """Keeps the entries of detached calls likewise, by the loop's clock."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, tuple[DetachedEntry, float]] = {}
+        """By digest, each with when it expires."""
+        self.broken = False
+        self.writable = asyncio.Event()
+        """Not set: what is to begin waits."""
+        self.writable.set()
+
+    async def begin(self, owner: Owner, digest: bytes, entry: DetachedEntry, most: int) -> None:
+        await self.writable.wait()
+        self._check()
+        if sum(kept.owner == owner for kept, _ in self.entries.values()) >= most:
+            raise StoreFull
+        self.entries[digest] = (entry, float("inf"))
+
+    async def finish(self, owner: Owner, digest: bytes, started: bytes, outcome: bytes, lasts: float) -> None:
+        self._check()
+        entry = self.entries[digest][0]._replace(started=started, outcome=outcome)
+        assert entry.owner == owner
+        self.entries[digest] = (entry, asyncio.get_running_loop().time() + lasts)
+
+    async def find(self, principal: str, digest: bytes) -> DetachedEntry | None:
+        self._check()
+        if digest not in self.entries:
+            return None
+        entry, expires_at = self.entries[digest]
+        is_there = entry.principal == principal and expires_at > asyncio.get_running_loop().time()
+        return entry if is_there else None
+
+    async def forget(self, owner: Owner, digest: bytes) -> None:
+        self._check()
+        assert self.entries.pop(digest)[0].owner == owner
+
+    async def end_lost(self, outcome_of: Callable[[DetachedEntry], bytes], lasts: float) -> list[DetachedEntry]:
+        self._check()
+        return []
+
+    async def sweep(self) -> None:
+        self._check()
+        now = asyncio.get_running_loop().time()
+        self.entries = {digest: kept for digest, kept in self.entries.items() if kept[1] > now}
+
+    def _check(self) -> None:
+        if self.broken:
+            raise StoreUnavailable("The store is broken.")
+
+
+class FollowedCalls:
+    """What an audit log would hold of detached calls."""
+
+    def __init__(self) -> None:
+        self.followed_by: list[tuple[Principal, str]] = []
+        """Who followed which execution."""
+
+    def followed(self, principal: Principal, execution: str) -> None:
+        self.followed_by.append((principal, execution))
+
+    def lost_detached(self, execution: str, tool: str) -> None:
+        raise NotImplementedError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.calls.paused import Pause, PausedCall
-from sidecar.calls.ports import PausesFull, StoreUnavailable
+from sidecar.calls.stores import PausesFull, StoreUnavailable
 from sidecar.scope import Owner
 from sidecar.storage import Database, SqlitePauseStore
 
@@ -16,8 +16,14 @@ INNER = Pause("inner", b"\x01" * 32, "exec_2", b"ask", b"\xff\x00", b"", inner=(
 PAUSE = Pause("tool", b"\x02" * 32, "exec_1", b"ask", b"state", b"answer", waits_for_consent=True, inner=(INNER,))
 
 
-def paused(ticket: bytes = b"1", owner: Owner = ANN, expires_at: float = 100.0, **facts: str) -> PausedCall:
-    run_id, session_id = facts.get("run_id"), facts.get("session_id")
+def paused(
+    ticket: bytes = b"1",
+    owner: Owner = ANN,
+    expires_at: float = 100.0,
+    *,
+    run_id: str | None = None,
+    session_id: str | None = None,
+) -> PausedCall:
     return PausedCall(ticket, "local:1", owner, run_id, session_id, b"start", PAUSE, expires_at)
 
 
@@ -122,13 +128,13 @@ async def test_those_whose_time_is_up_are_taken_away(store: SqlitePauseStore) ->
 
 
 async def test_those_of_a_scope_end_with_it(store: SqlitePauseStore) -> None:
-    for ticket, owner, facts in (
-        (b"1", ANN, {"session_id": "s"}),
-        (b"2", ANN, {"session_id": "s", "run_id": "r"}),
-        (b"3", ANN, {"run_id": "s"}),
-        (b"4", BOB, {"session_id": "s"}),
+    for ticket, owner, run_id, session_id in (
+        (b"1", ANN, None, "s"),
+        (b"2", ANN, "r", "s"),
+        (b"3", ANN, "s", None),
+        (b"4", BOB, None, "s"),
     ):
-        await store.keep(paused(ticket, owner, **facts))
+        await store.keep(paused(ticket, owner, run_id=run_id, session_id=session_id))
     await store.claim(b"2", remember=False)
     assert [digest for digest, *_ in await store.busy()] == [b"1", b"3", b"4"]
     assert [one.ticket_digest for one in await store.end(ANN, session_id="s")] == [b"1"]

@@ -25,7 +25,8 @@
     │   │   ├── WorkerLost               WORKER_LOST
     │   │   ├── OutcomeUnknown           OUTCOME_UNKNOWN
     │   │   ├── SessionLost              SESSION_LOST
-    │   │   └── StreamLost               the connection was lost; raised on this side
+    │   │   ├── StreamLost               the connection was lost; raised on this side
+    │   │   └── Superseded               another follows the detached call; raised on this side
     │   ├── ResultRefused            the tool returned, and it cannot be passed on
     │   │   ├── ResultTooLarge           RESULT_TOO_LARGE
     │   │   └── InvalidResult            INVALID_RESULT
@@ -92,6 +93,7 @@ from pillion._failures import (
     ResultTooLarge,
     SessionLost,
     StreamLost,
+    Superseded,
     TicketInvalid,
     ToolFailed,
     Unavailable,
@@ -177,6 +179,7 @@ __all__ = (
     "ResultTooLarge",
     "SessionLost",
     "StreamLost",
+    "Superseded",
     "TeardownRefused",
     "TicketInvalid",
     "ToolError",

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from pillion import _failures
 from pillion._caller.artifacts import HostArtifacts
-from pillion._caller.call import Call, resume_of, start_of
+from pillion._caller.call import Call, follow_of, resume_of, start_of
 from pillion._caller.link import Link
 from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
 from pillion._caller.outcome import Paused, value_of
@@ -76,6 +76,8 @@ class CallOptions(TypedDict, total=False):
     """A provenance anchor."""
     trace: Trace | None
     """The trace it belongs to."""
+    detachable: bool
+    """Whether it goes on when the connection is lost, or once it was detached."""
     resend: bool
     """Whether to send it again when the stream is lost. Needs an `idempotency_key`."""
 
@@ -134,7 +136,9 @@ class Host:
         /,
         **options: Unpack[CallOptions],
     ) -> Call:
-        """A call to be begun by `async with`, for its progress, its raw result, or to cancel it. Options as of `call`.
+        """A call to be begun by `async with`, for its progress, its raw result, or to cancel or detach it.
+
+        Options as of `call`.
 
         :raises JsonRefused: if the arguments have no JSON text of the same meaning.
         """
@@ -159,6 +163,24 @@ class Host:
         :raises JsonRefused: if the answer has no JSON text of the same meaning.
         """
         return self._resumed(ticket, answer, options, iterated=True)
+
+    def follow(self, ticket: str, *, from_sequence: int = 0) -> Call:
+        """A detached call to be followed by `async with`: its progress from a number on, and its result.
+
+        0 is all that the sidecar has kept; who has seen a report goes on with the number behind its `sequence`. Leaving
+        the block leaves the call running, and `cancel` stops it. Only the newest follower is told anything: any other
+        one's part ends as `Superseded`. A ticket that this caller cannot use makes it `TicketInvalid`.
+        """
+        call = Call(
+            self._link,
+            follow_of(ticket, from_sequence),
+            None,
+            grace=self._outcome_grace,
+            resend=False,
+            iterated=True,
+        )
+        call.ticket, call.is_let_go, call.sequence = ticket, True, max(from_sequence - 1, 0)
+        return call
 
     def _made(self, tool: str, arguments: Any, options: CallOptions, *, iterated: bool) -> Call:
         return self._to_run(partial(start_of, tool, arguments), options, iterated=iterated)
@@ -334,7 +356,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each JSON-RPC method that
     tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if its outcome did not
     come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up to `patience`
-    seconds.
+    seconds. Calls that are detachable go on without a connection.
 
     Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses, and
     `CannotConnect` if the token or the certificates cannot be used, or a token would go over a network in the clear.

@@ -28,8 +28,8 @@ PlainHandler = Callable[[Question], Any]
 class Call:
     """A call: its progress, its result, and the way to cancel it.
 
-    It begins with its `with` block, and leaving that before its end cancels it. For use by any thread; one at a time
-    may iterate.
+    It begins with its `with` block, and leaving that before its end cancels it, unless it was detached. For use by any
+    thread; one at a time may iterate.
     """
 
     def __init__(self, portal: Portal, call: _call.Call) -> None:
@@ -69,6 +69,15 @@ class Call:
     def cancel(self, reason: CancelReason = CancelReason.CALLER) -> None:
         """Asks the call to stop, and waits for nothing."""
         self._portal.wait(self._call.cancel(reason))
+
+    def detach(self) -> str:
+        """Lets go of a detachable call, and answers its ticket; raises as `pillion.Call.detach` does."""
+        return self._portal.wait(self._call.detach())
+
+    @property
+    def ticket(self) -> str | None:
+        """The handle to follow it with, where it is detachable; `None` until its first frame came. Secret."""
+        return self._call.ticket
 
     @property
     def execution_id(self) -> str | None:
@@ -132,6 +141,14 @@ class Host:
 
         async def made() -> _call.Call:
             return self._host.start_resumed(ticket, answer, **options)
+
+        return Call(self._portal, self._portal.wait(made()))
+
+    def follow(self, ticket: str, *, from_sequence: int = 0) -> Call:
+        """A detached call to be followed by `with`, as `pillion.Host.follow` has it."""
+
+        async def made() -> _call.Call:
+            return self._host.follow(ticket, from_sequence=from_sequence)
 
         return Call(self._portal, self._portal.wait(made()))
 
