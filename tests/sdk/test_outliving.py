@@ -103,7 +103,7 @@ async def test_a_killed_worker_loses_its_sessions_once_and_a_call_cleans_up(
 
 
 @on_unix
-async def test_an_attached_worker_keeps_its_sessions_over_a_restart_of_the_sidecar(
+async def test_guarantee_16_an_attached_worker_keeps_its_sessions_over_a_restart_of_the_sidecar(
     start_process: StartProcess, told: Told, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(token_of("keeping"))

@@ -419,7 +419,7 @@ async def test_a_worker_that_is_not_known_any_more_cleans_up_by_itself(
 # --- at the end
 
 
-async def test_a_worker_that_leaves_runs_what_it_is_told_to_before_it_goes(
+async def test_guarantee_12_a_worker_that_leaves_runs_what_it_is_told_to_before_it_goes(
     listener: WorkerListener, hosting: Hosting, kept: Kept
 ) -> None:
     worker = hosting(kept.tool())

@@ -54,7 +54,7 @@
         ├── CredentialRefused
         │   ├── CredentialUnconfigured   none for this service, or not in this mode
         │   └── CredentialProviderDown   try again in a moment
-        └── TeardownRefused
+        └── TeardownRefused          the call has no such scope: its door, or its caller's facts
 
 A `CallFailed` has `kind`, `message`, `retryable`, `retry_after`, `side_effects`, `issues`, `execution_id` and
 `tool_call_id`; a `RequestRefused` has `code`, `message`, `retryable` and `retry_after`. Beside the tree stand

@@ -26,7 +26,8 @@ await pillion.testing.call(open_table, {"data": "a.csv"}, session_id="s-1", rehe
 assert await rehearsal.tear_down(pillion.TeardownScope.SESSION) == 1
 """
 
-from pillion._worker.rehearsal import Answers, RegisteredCleanup, Rehearsal, call
+from pillion._worker.rehearsal import Answers, Rehearsal, call
+from pillion._worker.rehearsed_cleanups import RegisteredCleanup
 from pillion._worker.shelf import Artifacts
 
 __all__ = ("Answers", "Artifacts", "RegisteredCleanup", "Rehearsal", "call")

@@ -1,11 +1,8 @@
 """A tool's call without a sidecar, for the tests of who writes tools."""
 
 import asyncio
-import hashlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,6 +18,7 @@ from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, write_credential
 from pillion._worker.pause import Pause, resumption_of
 from pillion._worker.port import Cleanup
+from pillion._worker.rehearsed_cleanups import RegisteredCleanup, open_scopes, register, tear_down
 from pillion._worker.requests import Deliveries
 from pillion._worker.shelf import Artifacts
 from pillion._worker.signals import ToolResult
@@ -29,39 +27,6 @@ from pillion._worker.wanted import NotAsWanted, Workspace
 
 Answers = Callable[[OutboundRequest], Reply]
 """Answers what a tool asks; raises a `RequestRefused` to refuse."""
-
-
-_ENDS = {
-    TeardownScope.CALL: TeardownReason.CALL_END,
-    TeardownScope.RUN: TeardownReason.RUN_END,
-    TeardownScope.SESSION: TeardownReason.SESSION_END,
-    TeardownScope.SHUTDOWN: TeardownReason.SHUTDOWN,
-}
-_FACTS = {TeardownScope.RUN: "run_id", TeardownScope.SESSION: "session_id"}
-_KEY_DIGITS = 12
-
-
-@dataclass(slots=True)
-class RegisteredCleanup:
-    """What a tool has registered for the end of a scope."""
-
-    tool: str
-    scope: TeardownScope
-    key: str | None
-    """What `ToolContext.session_key` answered."""
-    cleanup: Cleanup
-    """The first that was registered; it is the one that runs."""
-    name: str | None
-    label: str | None
-    cleanup_call: tuple[str, Any] | None
-    """The tool, and its arguments."""
-    count: int = 1
-    """How many times it was registered."""
-
-    @property
-    def address(self) -> tuple[object, ...]:
-        """What it shares with another that is the same again."""
-        return self.tool, self.scope, self.key, self.name
 
 
 class Rehearsal:
@@ -98,11 +63,7 @@ class Rehearsal:
         `reason` is what they are told; by default that of an end that was asked for. What one raises comes out as it
         is, and those after it are registered still.
         """
-        due = [registered for registered in self.cleanups if registered.scope is scope]
-        for registered in reversed(due):
-            self.cleanups.remove(registered)
-            await _clean(registered.cleanup, reason or _ENDS[scope])
-        return len(due)
+        return await tear_down(self.cleanups, scope, reason)
 
     # --- the port of the context
 
@@ -158,31 +119,8 @@ class Rehearsal:
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
         """Keeps a cleanup, or refuses it, as a sidecar does."""
-        scope = TeardownScope(registration.scope)
-        context = self._running
-        if scope not in (context.teardown_scopes or ()):
-            raise _not_honoured(scope)
-        called = registration.cleanup_call
-        made = RegisteredCleanup(
-            tool=context.tool,
-            scope=scope,
-            key=context.session_key(scope),
-            cleanup=cleanup,
-            name=registration.name if registration.HasField("name") else None,
-            label=registration.label if registration.HasField("label") else None,
-            cleanup_call=(called.tool, _json.decode(called.arguments or b"{}")) if called.tool else None,
-        )
-        for number, standing in enumerate(self.cleanups, 1):
-            if standing.address == made.address:
-                standing.count += 1
-                return TeardownAccepted(registration_id=str(number), reused=True, count=standing.count)
-        self.cleanups.append(made)
-        return TeardownAccepted(registration_id=str(len(self.cleanups)), count=1)
-
-    @property
-    def _running(self) -> ToolContext:
         assert self.context is not None, "a tool that registers has its context"  # noqa: S101  # set before it runs
-        return self.context
+        return register(self.cleanups, self.context, registration, cleanup)
 
     def deliveries(self, subscription: str) -> Deliveries:
         """Nothing comes."""
@@ -298,7 +236,7 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
         _set_named(message.identity, identity, ("tenant", "principal", "conversation_id"))
     if trace is not None:
         _set_named(message.trace, trace, ("traceparent", "tracestate", "baggage"))
-    _open_scopes(message)
+    open_scopes(message)
     if resume is not None:
         message.resume.CopyFrom(resumption_of(resume, answer))
     if credentials is not None:
@@ -321,38 +259,6 @@ def _set_named(message: Any, facts: object, names: tuple[str, ...]) -> None:
     for name in names:
         if (value := getattr(facts, name)) is not None:
             setattr(message, name, value)
-
-
-async def _clean(cleanup: Cleanup, reason: TeardownReason) -> None:
-    if inspect.iscoroutinefunction(cleanup):
-        await cleanup(reason)
-        return
-    answer = await asyncio.to_thread(cleanup, reason)
-    if inspect.isawaitable(answer):
-        await answer
-
-
-def _open_scopes(message: context_pb2.ToolContext) -> None:
-    """Has the context name the scopes that a sidecar would honour, and the keys to pool under."""
-    for scope in TeardownScope:
-        fact = _FACTS.get(scope)
-        if fact is None:
-            message.teardown_scopes.scopes.append(scope.value)  # type: ignore[arg-type]  # the same numbers
-        elif value := getattr(message, fact):
-            message.teardown_scopes.scopes.append(scope.value)  # type: ignore[arg-type]  # the same numbers
-            digest = hashlib.sha256(f"{fact} {value}".encode()).hexdigest()[:_KEY_DIGITS]
-            message.session_keys.add(scope=scope.value, digest=digest)
-
-
-def _not_honoured(scope: TeardownScope) -> _refusals.TeardownRefused:
-    fact = _FACTS.get(scope)
-    if fact is not None:
-        return _refusals.TeardownRefused(
-            _refusals.ReplyCode.TEARDOWN_FACT_MISSING, f"The call names no {fact}: pass {fact}=."
-        )
-    return _refusals.TeardownRefused(
-        _refusals.ReplyCode.TEARDOWN_SCOPE_UNSUPPORTED, f"The scope {scope.name} is not honoured in this test."
-    )
 
 
 def _push(
