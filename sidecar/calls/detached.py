@@ -203,7 +203,7 @@ class Detached:
             self.count("invalid_tickets")
             following.refuse(_invalid())
         elif self._admits(following, entry):
-            _replay(entry, sequence, following)
+            self._replay(entry, sequence, following)
 
     def _admits(self, following: Following, entry: DetachedEntry) -> bool:
         """Whether a call is to be followed there; else that was said why."""
@@ -219,6 +219,19 @@ class Detached:
         self._audit.followed(follower.principal, Frame.FromString(entry.started).started.execution_id)
         return True
 
+    def _replay(self, entry: DetachedEntry, sequence: int, following: Following) -> None:
+        """Sends what the store has of a call: how it began, and how it ended."""
+        following.lane.replay(Frame.FromString(entry.started))
+        frame = Frame.FromString(_lost_outcome(entry) if entry.outcome is None else entry.outcome)
+        if self._pipeline.pauses is not None:
+            self._pipeline.pauses.tickets.unseal(frame.outcome)
+        reports, frame.coalesced = frame.coalesced, 0
+        if not frame.sequence:
+            # Nobody knows what was sent before it.
+            frame.sequence = max(sequence, _FIRST)
+        frame.coalesced = lost_between(sequence, frame.sequence, reports)
+        following.end(frame, entry.effects)
+
     # --- the end
 
     def ended(self, detached: DetachedCall, frame: Frame) -> None:
@@ -233,7 +246,17 @@ class Detached:
         else:
             # Whoever follows it when the frames are gone is told how many there were.
             frame.coalesced = min(detached.kept.reports, _MOST_COUNTED)
-            self._soon(self._record(detached, detached.entry.owner, outcome, frame.SerializeToString()))
+            self._soon(self._record(detached, detached.entry.owner, outcome, self._sealed(frame)))
+
+    def _sealed(self, frame: Frame) -> bytes:
+        """An outcome as it is recorded: a ticket to resume by is not."""
+        pauses = self._pipeline.pauses
+        if pauses is None or not frame.outcome.HasField("paused"):
+            return frame.SerializeToString()
+        sealed = Frame()
+        sealed.CopyFrom(frame)
+        sealed.outcome.CopyFrom(pauses.tickets.sealed(frame.outcome))
+        return sealed.SerializeToString()
 
     async def _record(self, detached: DetachedCall, owner: Owner, outcome: bytes, recorded: bytes) -> None:
         retention, digest = self._pipeline.limits.detach_retention, detached.digest
@@ -298,18 +321,6 @@ class Detached:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.count("internal_errors")
             _log.error("a detached call could not be looked after", exc_info=error)
-
-
-def _replay(entry: DetachedEntry, sequence: int, following: Following) -> None:
-    """Sends what the store has of a call: how it began, and how it ended."""
-    following.lane.replay(Frame.FromString(entry.started))
-    frame = Frame.FromString(_lost_outcome(entry) if entry.outcome is None else entry.outcome)
-    reports, frame.coalesced = frame.coalesced, 0
-    if not frame.sequence:
-        # Nobody knows what was sent before it.
-        frame.sequence = max(sequence, _FIRST)
-    frame.coalesced = lost_between(sequence, frame.sequence, reports)
-    following.end(frame, entry.effects)
 
 
 def _lost_outcome(entry: DetachedEntry) -> bytes:

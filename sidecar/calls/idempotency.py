@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.outcome import NONE, POSSIBLE, PauseWanted, Refusal, failed, failure
 from sidecar.calls.stores import IdempotencyRecord, IdempotencyStore, StoreUnavailable
@@ -150,20 +150,12 @@ class Requests:
             ):
                 await self._store.free(scope, tool, key)
             else:
-                await self._store.finish(scope, tool, key, self._sealed(outcome.outcome).SerializeToString())
+                ended = outcome.outcome if self.pauses is None else self.pauses.tickets.sealed(outcome.outcome)
+                await self._store.finish(scope, tool, key, ended.SerializeToString())
         except StoreUnavailable:
             # The call has its outcome all the same. Its record says that it runs, so an unsafe tool is not run again.
             self._counters.add("unrecorded_outcomes")
             _log.exception("an outcome could not be recorded under its idempotency key")
-
-    def _sealed(self, outcome: Outcome) -> Outcome:
-        """The outcome as it is recorded: a ticket is never, only what it can be told by again."""
-        if self.pauses is None or not outcome.HasField("paused"):
-            return outcome
-        sealed = Outcome()
-        sealed.CopyFrom(outcome)
-        sealed.paused.ticket = self.pauses.tickets.seed_of(outcome.paused.ticket).hex()
-        return sealed
 
     def _answer(self, record: IdempotencyRecord, request: Keyed) -> Frame | None:
         """What a request that ran before is answered; `None`: it may run again."""
@@ -173,9 +165,8 @@ class Requests:
             self._counters.add("replayed_calls")
             frame = Frame()
             frame.outcome.ParseFromString(record.outcome)
-            if self.pauses is not None and frame.outcome.HasField("paused"):
-                paused = frame.outcome.paused
-                paused.ticket = self.pauses.tickets.of(bytes.fromhex(paused.ticket))
+            if self.pauses is not None:
+                self.pauses.tickets.unseal(frame.outcome)
             return frame
         if request.tool.effects != Effects.EFFECTS_UNSAFE:
             return None

@@ -5,6 +5,8 @@ import hashlib
 import hmac
 import secrets
 
+from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
+
 _BYTES = 32
 _SEED_BYTES = 16
 _MARK = "tic_"
@@ -41,3 +43,17 @@ class Tickets:
         """The seed that a ticket was made from."""
         text = ticket.removeprefix(_MARK)
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[:_SEED_BYTES]
+
+    def sealed(self, outcome: Outcome) -> Outcome:
+        """An outcome as it may be stored: of a ticket only what that can be told again by."""
+        if not outcome.HasField("paused"):
+            return outcome
+        sealed = Outcome()
+        sealed.CopyFrom(outcome)
+        sealed.paused.ticket = self.seed_of(outcome.paused.ticket).hex()
+        return sealed
+
+    def unseal(self, outcome: Outcome) -> None:
+        """Has an outcome that was stored tell its ticket again."""
+        if outcome.HasField("paused"):
+            outcome.paused.ticket = self.of(bytes.fromhex(outcome.paused.ticket))

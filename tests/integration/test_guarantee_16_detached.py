@@ -11,6 +11,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, Outcome, SideEffect
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from tests.integration.test_detached import detach, follow
 from tests.support import IDEMPOTENT, READ, UNSAFE, SidecarProcess, attach, on_unix, tool
+from tests.support.pausing import pause, resume
 
 pytestmark = on_unix
 
@@ -39,6 +40,11 @@ async def told_again(process: SidecarProcess, ticket: str, from_sequence: int = 
         call = await follow(caller, ticket, from_sequence)
         await caller.outcome(call)
         return caller.frames[call]
+
+
+def everything(process: SidecarProcess) -> bytes:
+    """All that the sidecar has on the disk."""
+    return b"".join(path.read_bytes() for path in process.config.parent.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("effects", ANSWERS, ids=Effects.Name)
@@ -114,6 +120,29 @@ async def test_guarantee_16_a_detached_call_ends_as_the_record_of_its_key_says(p
     assert (await told_again(process, ticket))[-1].outcome == joined
 
 
+@pytest.mark.parametrize("key", [{}, {"idempotency_key": "k"}], ids=["no key", "key"])
+async def test_guarantee_16_a_detached_call_that_paused_tells_its_ticket_again(
+    process: SidecarProcess, key: dict[str, str]
+) -> None:
+    await process.start()
+    worker, caller = await attach(process), await process.caller()
+    call, ticket = await detach(caller, **key)
+    await worker.send(pause((await worker.next_invoke()).call, state=b"s"))
+    # With a key, whoever joins may be told before the detached call's own outcome is recorded.
+    told = await (caller.call(**key) if key else caller.outcome(call))
+    await process.kill()
+    files = await asyncio.to_thread(everything, process)
+    assert not any(text.removeprefix("tic_").encode() in files for text in (ticket, told.paused.ticket))
+    await process.start()
+    assert (await told_again(process, ticket))[-1].outcome == told
+    worker, caller = await attach(process), await process.caller()
+    call = await resume(caller, told.paused.ticket, 1)
+    run = await worker.next_invoke()
+    assert run.context.resume.state == b"s"
+    await worker.result(run.call, b"1")
+    assert (await caller.outcome(call)).result.json == b"1"
+
+
 async def test_guarantee_16_no_ticket_is_on_disk(process: SidecarProcess) -> None:
     await process.start()
     worker, caller = await attach(process), await process.caller()
@@ -123,11 +152,7 @@ async def test_guarantee_16_no_ticket_is_on_disk(process: SidecarProcess) -> Non
     await caller.outcome(await follow(caller, ticket))
     await caller.outcome(await follow(caller, ticket + "x"))
     await process.kill()
-
-    def kept() -> bytes:
-        return b"".join(path.read_bytes() for path in process.config.parent.rglob("*") if path.is_file())
-
-    files = await asyncio.to_thread(kept)
+    files = await asyncio.to_thread(everything, process)
     assert b"the outcome" in files
     assert ticket.removeprefix("tic_").encode() not in files
     assert not any(ticket in line for line in process.said)
