@@ -144,6 +144,15 @@ def not_paused(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
     )
 
 
+def not_resumed(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
+    """Its tool paused in a call that nobody would resume."""
+    return failure(
+        FailureKind.FAILURE_KIND_UNSUPPORTED,
+        f"{tool.name} paused in a cleanup call, which nobody resumes; have it end.",
+        side_effects,
+    )
+
+
 def pause_unrecorded(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
     """Its tool paused, and that could not be recorded."""
     return failure(

@@ -8,12 +8,14 @@ from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls import causes
 from sidecar.calls.call import Call
 from sidecar.calls.firing import Claimed, Firing
-from sidecar.calls.outcome import kind_name
+from sidecar.calls.outcome import failed, kind_name
 from sidecar.calls.ports import Assignment
 from sidecar.calls.questions import Question
 from sidecar.calls.stores import StoreUnavailable
+from sidecar.calls.tool import Tool
 from sidecar.scope import CleanupCall, Principal, Registration, ScopeKey
 
 if TYPE_CHECKING:
@@ -90,8 +92,6 @@ class CleanupCalls:
             outcome = (await sink.outcome).outcome
             if outcome.HasField("result"):
                 return "an error of the tool" if outcome.result.is_error else None
-            if not outcome.HasField("failure"):
-                return "PAUSED"
             failure = outcome.failure
             if not call.attempts and self._ends:
                 return _NOT_RUN
@@ -120,6 +120,10 @@ class _Cleanup(Call):
     def lasting_scopes(self) -> list[ScopeKey]:
         """None, whatever it is told."""
         return []
+
+    def pause(self, tool: Tool, frame: Frame, *, for_consent: bool = False) -> None:
+        """It fails: nobody would have its ticket."""
+        self.settle(failed(causes.not_resumed(tool, self.effects_so_far())))
 
     def placed(self, assignment: Assignment, now: float) -> None:
         """An instance has a slot for it: tells the tool why it is run."""
@@ -184,7 +188,7 @@ def _start(key: ScopeKey, cleanup: CleanupCall) -> Start:
     start = Start(tool=cleanup.tool, arguments=cleanup.arguments)
     if key.kind in _FACTS:
         setattr(start, _FACTS[key.kind], key.fact)
-        tenant, named = key.owner.tenant, key.owner.named
-        if tenant is not None or named is not None:
-            start.identity.CopyFrom(Identity(tenant=tenant, principal=named))
+    tenant, named = key.owner.tenant, key.owner.named
+    if tenant is not None or named is not None:
+        start.identity.CopyFrom(Identity(tenant=tenant, principal=named))
     return start

@@ -101,7 +101,9 @@ class CallFacts:
         return self.execution_id if self.resumption is None else self.resumption.pause.execution_id
 
     def lasting_scopes(self) -> list[ScopeKey]:
-        """The run and the session that it is in, where the caller named them."""
+        """The run and the session that it is in, where the caller named them: those of the call that made it."""
+        if self.parent is not None:
+            return self.parent.lasting_scopes()
         return (
             [] if self.scope is None else lasting_scopes(self.scope.owner, self.run_of or self.run_id, self.session_id)
         )

@@ -46,6 +46,9 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
         if not fact:
             return _fact_missing(number, call, kind)
         key = ScopeKey(kind, scope.owner, fact)
+        if key not in call.lasting_scopes():
+            # A cleanup call is in none, whatever it names.
+            return _unsupported(number, call)
     else:
         return _unsupported(number, call)
     wrong = _wrong_with(asked, limits)

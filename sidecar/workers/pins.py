@@ -25,9 +25,8 @@ class Pins:
 
         :raises Refusal: as INVALID_ARGUMENTS if the call does not name what the tool holds something for.
         """
-        key = holding.scope_held(call, tool)
-        teardowns = self._teardowns()
-        return teardowns.registry.pinned(key, self._worker) if teardowns is not None else None
+        key, teardowns = self._key(call, tool), self._teardowns()
+        return teardowns.registry.pinned(key, self._worker) if teardowns is not None and key is not None else None
 
     def instance_for(
         self, call: Call, tool: Tool, instances: Mapping[str, Instance], away: Container[str]
@@ -45,7 +44,7 @@ class Pins:
         if instance is None or instance.state is InstanceState.LEAVING:
             if not call.attempts:
                 # One that was lost with the instance learns that, and the next call what else was.
-                self._drop(holding.scope_held(call, tool))
+                self._drop(self._key(call, tool))
             raise holding.pinned_is_lost(tool)
         if instance.tools.get(tool.name) != tool.digest:
             raise holding.pinned_has_not(tool)
@@ -58,7 +57,9 @@ class Pins:
         teardowns = self._teardowns()
         if teardowns is None or call.assignment is None:
             return
-        key = holding.scope_held(call, tool)
+        key = self._key(call, tool)
+        if key is None:
+            return
         self._pinning[key] = call
         call.at_end(partial(self._settle, key, call))
         teardowns.registry.pin(key, self._worker, instance.id)
@@ -66,15 +67,21 @@ class Pins:
     def take_back(self, call: Call) -> None:
         """A call is not run where it was to be: if its scope was pinned by it, nothing is held there."""
         if self._pinning and call.tool is not None and call.tool.holds:
-            key = holding.scope_held(call, call.tool)
-            if self._pinning.get(key) is call:
+            key = self._key(call, call.tool)
+            if key is not None and self._pinning.get(key) is call:
                 self._drop(key)
 
     def _settle(self, key: ScopeKey, call: Call) -> None:
         if self._pinning.get(key) is call:
             del self._pinning[key]
 
-    def _drop(self, key: ScopeKey) -> None:
+    @staticmethod
+    def _key(call: Call, tool: Tool) -> ScopeKey | None:
+        """The scope that the tool holds something for; `None`: the call is in none, as cleanup calls are."""
+        key = holding.scope_held(call, tool)
+        return key if key in call.lasting_scopes() else None
+
+    def _drop(self, key: ScopeKey | None) -> None:
         teardowns = self._teardowns()
-        if teardowns is not None:
+        if teardowns is not None and key is not None:
             teardowns.registry.unpin(key, self._worker)

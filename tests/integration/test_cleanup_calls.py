@@ -4,11 +4,13 @@ import asyncio
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity, SessionKey, TeardownReason, TeardownScope
 from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
+from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
-from sidecar._gen.pillion.v1.worker_pb2 import CleanupCall
+from sidecar._gen.pillion.v1.worker_pb2 import CleanupCall, RegisterTeardown
 from sidecar.calls.stores import StoreUnavailable
 from sidecar.policy.static import Rule
 from sidecar.scope import Principal
+from tests.integration.test_inner_pauses import answered, make
 from tests.support import (
     READ,
     MemoryHost,
@@ -20,6 +22,7 @@ from tests.support import (
     tool,
 )
 from tests.support.keeping import CLEANUP, Keeping
+from tests.support.pausing import pause
 
 CALL, RUN, SESSION, SHUTDOWN = (
     TeardownScope.TEARDOWN_SCOPE_CALL,
@@ -280,3 +283,85 @@ async def test_a_cleanup_of_a_call_whose_instance_is_lost_runs_too(memory_host: 
     keeping.lose()
     await keeping.caller.outcome(call)
     assert (await other.next_invoke()).context.cleanup_reason == TeardownReason.TEARDOWN_REASON_CALL_END
+
+
+async def test_a_cleanup_of_a_call_is_for_its_subject_too(memory_host: MemoryHost) -> None:
+    host = memory_host
+    keeping, other = await Keeping.attach(host), await attach(host, tool("put"))
+    ana = Identity(tenant="acme", principal="ana")
+    call = await keeping.caller.start("echo", identity=ana)
+    run = (await keeping.worker.next_invoke()).call
+    await keeping.worker.registered(run, CALL, cleanup_call=CLEANUP)
+    keeping.lose()
+    await keeping.caller.outcome(call)
+    assert (await other.next_invoke()).context.identity == ana
+
+
+async def test_a_cleanup_call_does_not_pause(memory_host: MemoryHost) -> None:
+    host = memory_host
+    keeping, other = await Keeping.attach(host), await attach(host, tool("put"))
+    await keeping.keep()
+    keeping.lose()
+    await other.send(pause((await other.next_invoke()).call, state=b"s"))
+    await quiet()
+    # Nobody would have its ticket.
+    assert not host.pause_store.paused
+    assert len(host.pipeline.teardowns.registry) == 0
+    assert host.counts.snapshot()["failed_teardowns"] == 1
+
+
+async def test_a_cleanup_call_keeps_nothing_for_the_session_that_it_cleans_up_after(memory_host: MemoryHost) -> None:
+    host = memory_host
+    keeping, other = await Keeping.attach(host), await attach(host, tool("put"))
+    await keeping.keep()
+    keeping.lose()
+    run = await other.next_invoke()
+    reply = await other.register(run.call, RegisterTeardown(request_id=1, scope=SESSION))
+    assert reply.error.code == ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_SCOPE_UNSUPPORTED
+    assert "call or shutdown" in reply.error.message
+    await other.registered(run.call, CALL)
+    await other.result(run.call)
+    await other.torn_down((await other.next_teardown()).registration_id)
+    await quiet()
+    assert host.counts.snapshot()["teardowns.worker-lost"] == 1
+
+
+async def test_what_a_cleanup_call_calls_is_not_ended_with_the_session_either(memory_host: MemoryHost) -> None:
+    host = memory_host
+    keeping, other = await Keeping.attach(host), await attach(host, tool("put"), tool("send"))
+    await keeping.keep()
+    keeping.lose()
+    run = await other.next_invoke()
+    before = host.pipeline.loop.time()
+    call = await keeping.caller.start("put", session_id="s")
+    user = await other.next_invoke()
+    ending = asyncio.ensure_future(end_scope(host, EndScopeRequest(session_id="s")))
+    await other.cancelled(user.call)
+    # The session is being ended, and what cleans up after it goes on.
+    await make(other, run, "send")
+    inner = await other.next_invoke()
+    assert inner.context.session_id == "s"
+    assert list(inner.context.teardown_scopes.scopes) == [CALL, SHUTDOWN]
+    await other.result(user.call)
+    await keeping.caller.outcome(call)
+    assert (await ending).cancelled == 1
+    assert host.pipeline.loop.time() - before < 1
+    await other.result(inner.call, b"1")
+    assert (await answered(other, run)).result.json == b"1"
+    await other.result(run.call)
+
+
+async def test_a_cleanup_call_is_run_by_any_instance_though_its_tool_holds_something(memory_host: MemoryHost) -> None:
+    host = memory_host
+    keeping = await Keeping.attach(host, holds=SESSION)
+    other = await attach(host, tool("echo", holds=SESSION))
+    await keeping.keep(cleanup=CleanupCall(tool="echo"))
+    keeping.lose()
+    run = await other.next_invoke()
+    assert run.context.cleanup_reason == WORKER_LOST
+    await other.result(run.call)
+    await quiet()
+    # The session learns what it has lost, and is not held where that was cleaned up.
+    lost = await keeping.caller.call("echo", session_id="s")
+    assert lost.failure.kind == FailureKind.FAILURE_KIND_SESSION_LOST
+    assert host.counts.snapshot()["teardowns"] == 1
