@@ -70,7 +70,7 @@ class Pauses:
         if outer is None or pause is None:
             return frame
         kept = outer.paused_inner = outer.paused_inner or []
-        if len(kept) >= _MOST_INNER:
+        if sum(1 for one in (*kept, pause) for _ in one.execution_ids()) > _MOST_INNER:
             return failed(
                 failure(
                     FailureKind.FAILURE_KIND_OVERLOADED,
@@ -262,7 +262,10 @@ class Pauses:
             if call.attempts:
                 self._leave(resumption.ticket_digest)
                 await self._store.finish(resumption.ticket_digest)
-            elif not await self._store.release(resumption.ticket_digest) and call.scope is not None:
+            elif await self._store.release(resumption.ticket_digest):
+                # Its time may have been up meanwhile, when nobody looked at it.
+                self._arm(self._clock())
+            elif call.scope is not None:
                 # Its scope has ended, and this was what was left of it.
                 self._leave(resumption.ticket_digest)
                 self._pipeline.teardowns.end_paused(call.scope.owner, resumption.pause)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar.scope.scope import Owner
 
+_RUN = TeardownScope.TEARDOWN_SCOPE_RUN
+_SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 _DIGEST_BYTES = 6
 _LENGTH_BYTES = 4
 _NOBODY = Owner(None, "")
@@ -43,7 +45,7 @@ def lasting_scopes(owner: Owner, run_id: str | None, session_id: str | None) -> 
     """The scopes of a run and a session, where there are any."""
     keys = []
     if run_id:
-        keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_RUN, owner, run_id))
+        keys.append(ScopeKey(_RUN, owner, run_id))
     if session_id:
-        keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_SESSION, owner, session_id))
+        keys.append(ScopeKey(_SESSION, owner, session_id))
     return keys

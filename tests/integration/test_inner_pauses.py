@@ -173,6 +173,22 @@ async def test_a_tool_that_collects_pauses_of_others_has_its_bound(memory_host: 
         assert (await answered(worker, outer)).HasField("paused") is (number <= 64)
 
 
+async def test_pauses_of_pauses_count_for_that_bound_too(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host, *map(tool, TOOLS)), await memory_host.caller()
+    await caller.start("echo")
+    outer = await worker.next_invoke()
+    for number in range(1, 5):
+        await make(worker, outer, "read", {"n": number}, number)
+        middle = await worker.next_invoke()
+        for inner in range(1, 21):
+            await make(worker, middle, "put", {"n": inner}, inner)
+            await worker.send(pause((await worker.next_invoke()).call, state=b"x" * 65_536))
+            await answered(worker, middle)
+        await worker.send(pause(middle.call))
+        # Each is 21 of them.
+        assert (await answered(worker, outer)).HasField("paused") is (number <= 3)
+
+
 async def test_states_of_inner_calls_beyond_what_is_kept_fail_the_outer_one(memory_host: MemoryHost) -> None:
     worker, caller = await attach(memory_host, *map(tool, TOOLS)), await memory_host.caller()
     call = await caller.start("echo")

@@ -16,6 +16,7 @@ from sidecar.scope import Principal
 from tests.support import READ, Host, MemoryHost, StartHost, attach, everywhere, quiet, tool
 from tests.support.pausing import pause, paused, resume, resuming, told
 
+CANCELLED = FailureKind.FAILURE_KIND_CANCELLED
 INVALID_ARGUMENTS = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
 INTERNAL = FailureKind.FAILURE_KIND_INTERNAL
 OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
@@ -193,6 +194,24 @@ async def test_a_ticket_expires_and_its_call_ends(start_host: StartHost) -> None
     assert (await caller.outcome(await resume(caller, ticket, session_id="s"))).failure.kind == TICKET_INVALID
     assert memory_host.counts.snapshot()["expired_pauses"] == 1
     assert list(memory_host.pause_store.paused) == [digest_of(later)]
+    assert len(memory_host.pipeline.teardowns.registry) == 0
+
+
+async def test_a_ticket_that_expires_while_it_is_used_in_vain_ends_its_call(start_host: StartHost) -> None:
+    memory_host = await start_host(calls=CallLimits(pause_lifetime=LIFE, worker_wait=60.0))
+    assert isinstance(memory_host, MemoryHost)
+    worker, caller = await attach(memory_host, concurrency=1), await memory_host.caller()
+    ticket = (await paused(worker, caller, session_id="s")).ticket
+    await asyncio.sleep(LIFE - 1)
+    await caller.start()
+    await worker.next_invoke()
+    waiting = await resume(caller, ticket, session_id="s", timeout=30.0)
+    await asyncio.sleep(2)
+    await caller.cancel(waiting)
+    assert (await caller.outcome(waiting)).failure.kind == CANCELLED
+    await asyncio.sleep(1)
+    assert memory_host.counts.snapshot()["expired_pauses"] == 1
+    assert not memory_host.pause_store.paused
     assert len(memory_host.pipeline.teardowns.registry) == 0
 
 
