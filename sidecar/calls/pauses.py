@@ -271,6 +271,7 @@ class Pauses:
                 self._pipeline.teardowns.end_paused(call.scope.owner, resumption.pause)
         except StoreUnavailable:
             # It stays claimed: nobody can use it, and the next start takes it away.
+            self._leave(resumption.ticket_digest)
             _log.exception("the record of a resumed call could not be brought up to date")
             self._pipeline.counters.add("unrecorded_pauses")
 

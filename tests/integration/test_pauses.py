@@ -392,6 +392,22 @@ async def test_where_the_store_is_away_nothing_pauses_and_nothing_is_resumed(mem
     await worker.next_invoke()
 
 
+async def test_a_ticket_that_cannot_be_freed_keeps_its_session_no_longer(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host, concurrency=1), await memory_host.caller()
+    ticket = (await paused(worker, caller, session_id="s")).ticket
+    await caller.start()
+    await worker.next_invoke()
+    waiting = await resume(caller, ticket, session_id="s")
+    await caller.flush()
+    await quiet()
+    memory_host.pause_store.broken = True
+    await caller.cancel(waiting)
+    assert (await caller.outcome(waiting)).failure.kind == CANCELLED
+    await quiet()
+    assert memory_host.counts.snapshot()["unrecorded_pauses"] == 1
+    assert len(memory_host.pipeline.teardowns.registry) == 0
+
+
 async def test_a_cancel_while_a_call_is_resumed_ends_it_and_uses_its_ticket_up(memory_host: MemoryHost) -> None:
     worker, caller = await attach(memory_host), await memory_host.caller()
     ticket = (await paused(worker, caller)).ticket
