@@ -121,7 +121,7 @@ class _Cleanup(Call):
         """None, whatever it is told."""
         return []
 
-    def pause(self, tool: Tool, frame: Frame, *, for_consent: bool = False) -> None:
+    def pause(self, tool: Tool, frame: Frame, *, for_consent: bool = False) -> None:  # noqa: ARG002  # as any call's
         """It fails: nobody would have its ticket."""
         self.settle(failed(causes.not_resumed(tool, self.effects_so_far())))
 
