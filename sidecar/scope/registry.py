@@ -245,11 +245,12 @@ class Registry:
 
     def claim_idle(self) -> list[Registration]:
         """What is kept for the scopes that are idle by now."""
-        latest = self._clock() - self._idle_after
+        now = self._clock()
         claimed: list[Registration] = []
         while self._cold:
             key, scope = next(iter(self._cold.items()))
-            if scope.touched_at > latest:
+            # As `idle_in` reckons, down to the last bit: else who waits for that comes again and again.
+            if scope.touched_at + self._idle_after - now > 0:
                 break
             claimed += self.claim(key)
         return claimed

@@ -182,7 +182,7 @@ async def test_a_full_disk_fails_the_pause_and_leaves_those_before_it(tmp_path: 
 async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: SidecarProcess) -> None:
     worker, caller = await process.worker(), await process.caller()
     welcome = await worker.hello(tool("echo"))
-    secret, ids, tickets = welcome.reattach_secret, {}, {}
+    secret, ids, tickets = welcome.reattach_secret, dict[str, str](), dict[str, str]()
     for what in ("paused", "running", "used"):
         call = await caller.start()
         run = await worker.next_invoke()
