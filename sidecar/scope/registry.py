@@ -198,11 +198,11 @@ class Registry:
 
     def claim_idle(self) -> list[Registration]:
         """What is kept for the scopes that are idle by now."""
-        latest = self._clock() - self._idle_after
+        now = self._clock()
         claimed: list[Registration] = []
         while self._cold:
             key, scope = next(iter(self._cold.items()))
-            if scope.touched_at > latest:
+            if scope.touched_at + self._idle_after > now:
                 break
             claimed += self.claim(key)
         return claimed
