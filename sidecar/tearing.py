@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import anyio
 
@@ -11,10 +10,8 @@ from sidecar.audit.events import EventAudit
 from sidecar.calls.pinning import PinRecord
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
-from sidecar.private_files import KEY_BYTES, make_key, private_bytes
+from sidecar.private_files import own_key
 from sidecar.storage import SqliteTeardownStore, StoreUnavailable
-
-_WHAT = "The teardown key"
 
 
 @asynccontextmanager
@@ -32,7 +29,7 @@ async def tearing_down(
     :raises ConfigRefused: if the key for that cannot be had; the text says what to do.
     """
     teardowns = pipeline.teardowns
-    teardowns.secret = await asyncio.to_thread(_secret, settings.state_dir / "teardown.key")
+    teardowns.secret = await asyncio.to_thread(own_key, settings.state_dir / "teardown.key", "The teardown key")
     teardowns.firing.reports = events
     teardowns.firing.redact = redact
     teardowns.firing.store = store
@@ -47,16 +44,5 @@ async def tearing_down(
         yield
     finally:
         teardowns.close()
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(settings.limits.calls.teardown_grace, shield=True):
             await teardowns.settled()
-
-
-def _secret(path: Path) -> bytes:
-    make_key(path, _WHAT)
-    try:
-        secret = bytes.fromhex(private_bytes(path, _WHAT).decode())
-    except ValueError:
-        secret = b""
-    if len(secret) != KEY_BYTES:
-        raise ConfigRefused(f"{_WHAT}, {path}, is not what the sidecar made; remove it, and another one is made.")
-    return secret

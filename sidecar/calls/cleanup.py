@@ -11,8 +11,9 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.firing import Claimed, Firing
 from sidecar.calls.outcome import kind_name
-from sidecar.calls.ports import Assignment, StoreUnavailable
+from sidecar.calls.ports import Assignment
 from sidecar.calls.questions import Question
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import CleanupCall, Principal, Registration, ScopeKey
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 64
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
-_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 _PAUSE = 1.0
 _NOT_RUN = "not run"
@@ -50,7 +50,7 @@ class CleanupCalls:
         firing, cleanup = self._firing, registration.cleanup
         async with self._places:
             if cleanup is None or self._ends:
-                if registration.key.kind == _CALL:
+                if not registration.is_stored:
                     # Of which the next one would not know.
                     firing.lost(registration)
                 return
@@ -136,6 +136,7 @@ class _Nobody:
     """The caller's side of a call that the sidecar makes by itself."""
 
     answerable: frozenset[str] | None = None
+    detaches = False
     takes_consent = False
     gone = True
     congested = False
@@ -149,7 +150,7 @@ class _Nobody:
         """Is never asked: it answers no method."""
         raise NotImplementedError
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: Question) -> None:
         """Nor is there anything to forget."""
 
     def leaves(self, call: Call) -> None:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
 from sidecar.calls.outcome import cut
-from sidecar.calls.ports import KeeperLost, Keepers, RegistrationStore, StoreUnavailable, TeardownReports
+from sidecar.calls.ports import KeeperLost, Keepers, TeardownReports
+from sidecar.calls.stores import RegistrationStore, StoreUnavailable
 from sidecar.scope import Registration
 from sidecar.telemetry import Counters
 
 _log = logging.getLogger(__name__)
 
-_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _PREFIX = "TEARDOWN_REASON_"
 _SCOPE_PREFIX = "TEARDOWN_SCOPE_"
 _ERROR_BYTES = 1_024
@@ -27,8 +27,8 @@ class Claimed(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether it outlasts its call, and so is in the store."""
-        return self.registration.key.kind != _CALL
+        """Whether the store knows of it."""
+        return self.registration.is_stored
 
 
 class Firing:
@@ -136,7 +136,7 @@ class Firing:
         """Takes what is over out of the store."""
         over = tuple(over)
         self._sent.difference_update(one.id for one in over)
-        kept = [one for one in over if one.key.kind != _CALL]
+        kept = [one for one in over if one.is_stored]
         if not kept:
             return
         try:
@@ -195,7 +195,7 @@ class Firing:
 
     async def record(self, claimed: Sequence[Registration], reason: "TeardownReason.ValueType") -> bool:
         """Records that these are about to fire. False: it could not be, so that only their instances know."""
-        kept = [one for one in claimed if one.key.kind != _CALL]
+        kept = [one for one in claimed if one.is_stored]
         if kept:
             try:
                 await self.store.claim(kept, reason)

@@ -21,7 +21,7 @@ def scope_held(call: "Call", tool: Tool) -> ScopeKey:
     :raises Refusal: as INVALID_ARGUMENTS if the call does not name it.
     """
     is_run = tool.holds == _RUN
-    fact = call.run_id if is_run else call.session_id
+    fact = (call.run_of or call.run_id) if is_run else call.session_id
     if not fact or call.scope is None:
         raise Refusal(
             FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
@@ -66,6 +66,27 @@ def pinned_is_lost(tool: Tool) -> Refusal:
         FailureKind.FAILURE_KIND_SESSION_LOST,
         f"The instance that held what this {_word(tool)} had opened is gone, and all of that with it; another call "
         "begins anew.",
+    )
+
+
+def keeper_is_full(tool: Tool) -> Refusal:
+    """The instance that keeps what a paused call has opened is full."""
+    return Refusal(
+        FailureKind.FAILURE_KIND_OVERLOADED,
+        f"The instance that keeps what this call of {tool.name} had opened before it paused is full; try again later.",
+        retryable=True,
+        retry_after=_RETRY_AFTER,
+    )
+
+
+def keeper_is_away(tool: Tool) -> Refusal:
+    """The instance that keeps what a paused call has opened has no stream just now."""
+    return Refusal(
+        FailureKind.FAILURE_KIND_UNAVAILABLE,
+        f"The instance that keeps what this call of {tool.name} had opened before it paused is away, and may come "
+        "back; try again later.",
+        retryable=True,
+        retry_after=_RETRY_AFTER,
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from sidecar.calls.ports import Pin, PinStore, StoreUnavailable
+from sidecar.calls.stores import Pin, PinStore, StoreUnavailable
 from sidecar.scope import ScopeKey
 from sidecar.telemetry import Counters
 

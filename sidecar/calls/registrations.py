@@ -42,7 +42,7 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
     elif kind == _SHUTDOWN:
         key = UNTIL_THE_STOP
     elif kind in _FACTS:
-        fact = call.run_id if kind == _RUN else call.session_id
+        fact = (call.run_of or call.run_id) if kind == _RUN else call.session_id
         if not fact:
             return _fact_missing(number, call, kind)
         key = ScopeKey(kind, scope.owner, fact)

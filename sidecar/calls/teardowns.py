@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -16,10 +16,22 @@ from sidecar.calls.cleanup import CleanupCalls
 from sidecar.calls.firing import Claimed, Firing, scope_name
 from sidecar.calls.outbound import refused
 from sidecar.calls.outcome import Refusal
+from sidecar.calls.paused import Pause
 from sidecar.calls.pinning import PinRecord
-from sidecar.calls.ports import EndedScope, Keepers, StoreUnavailable
+from sidecar.calls.ports import EndedScope, Keepers
 from sidecar.calls.registrations import registration_of, scope_ending, too_many
-from sidecar.scope import Kept, Principal, Registration, Registry, ScopeEnding, ScopeKey, ScopeLimits
+from sidecar.calls.stores import StoreUnavailable
+from sidecar.scope import (
+    Kept,
+    Owner,
+    Principal,
+    Registration,
+    Registry,
+    ScopeEnding,
+    ScopeKey,
+    ScopeLimits,
+    call_scope,
+)
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -77,22 +89,22 @@ class Teardowns:
 
         :raises Refusal: if one of them is being ended.
         """
-        entered: list[ScopeKey] = []
+        if call.run_id and call.scope is not None:
+            call.run_of = self.registry.run_of(call.scope.owner, call.run_id)
+        entered = call.lasting_scopes()
         try:
-            for key in call.lasting_scopes():
-                self.registry.enter(key)
-                entered.append(key)
+            self.hold(entered)
         except ScopeEnding:
-            self._leave(entered)
             raise Refusal(
                 FailureKind.FAILURE_KIND_UNAVAILABLE,
                 "The run or session of this call is being ended; one of the same id begins when it has.",
                 retryable=True,
                 retry_after=_RETRY_AFTER,
             ) from None
-        call.at_end(partial(self._leave, entered))
+        call.at_end(partial(self.leave, entered))
 
-    def _leave(self, keys: Iterable[ScopeKey]) -> None:
+    def leave(self, keys: Iterable[ScopeKey]) -> None:
+        """Whatever was in these scopes is over."""
         for key in keys:
             self.registry.leave(key)
             emptied = self._emptied.get(key)
@@ -103,17 +115,69 @@ class Teardowns:
 
     def end_call(self, call: "Call") -> "asyncio.Task[int] | None":
         """Fires what is kept for a call's end; done when all of it has run or its time is up. `None`: nothing is."""
-        key = call.kept_for
-        if key is None:
-            return None
-        self._of_calls.discard(key)
-        claimed = self.registry.claim(key)
+        claimed = []
+        if call.kept_for is not None:
+            self._of_calls.discard(call.kept_for)
+            claimed += self.registry.claim(call.kept_for)
+        if call.paused_inner and call.scope is not None:
+            claimed += self._claim_paused(call.scope.owner, call.paused_inner)
         return self._task(self.firing.fire(claimed, TeardownReason.TEARDOWN_REASON_CALL_END)) if claimed else None
 
     def pause_call(self, call: "Call") -> None:
         """A call has paused: what is kept for its end stays, though it does not run."""
         if call.kept_for is not None:
             self._of_calls.discard(call.kept_for)
+
+    def resume_call(self, call: "Call") -> None:
+        """A call goes on that had paused."""
+        if call.kept_for is not None and self.registry.kept_for(call.kept_for):
+            self._of_calls.add(call.kept_for)
+
+    async def store_paused(self, owner: Owner, pause: Pause) -> None:
+        """Has what is kept for the end of a call that pauses outlast the sidecar. Synced on return.
+
+        :raises StoreUnavailable: if it cannot be stored.
+        """
+        for execution_id in pause.execution_ids():
+            for registration in self.registry.kept_for(call_scope(owner, execution_id)):
+                if not registration.is_stored:
+                    registration.is_stored = True
+                    await self.firing.store.add(registration)
+
+    def kept_for_paused(self) -> bool:
+        """Whether anything is kept for the end of a call that an earlier sidecar ran."""
+        return any(key.kind == _CALL for key in self.registry.scopes())
+
+    def end_others(self, paused: Container[str]) -> None:
+        """Fires what is kept for the ends of calls that an earlier sidecar ran, but for those that are paused still."""
+        for key in self.registry.scopes():
+            if key.kind == _CALL and key.fact not in paused:
+                self._fire(self.registry.claim(key), TeardownReason.TEARDOWN_REASON_CALL_END)
+
+    def end_paused(self, owner: Owner, pause: Pause) -> None:
+        """Fires what was kept for the end of a call that had paused, which nobody resumes any more."""
+        self._fire(self._claim_paused(owner, (pause,)), TeardownReason.TEARDOWN_REASON_CALL_END)
+
+    def hold(self, keys: Iterable[ScopeKey]) -> None:
+        """A paused call is in these scopes until `leave`.
+
+        :raises ScopeEnding: if one of them is being ended; it is in none of them then.
+        """
+        entered: list[ScopeKey] = []
+        try:
+            for key in keys:
+                self.registry.enter(key)
+                entered.append(key)
+        except ScopeEnding:
+            self.leave(entered)
+            raise
+
+    def _claim_paused(self, owner: Owner, pauses: Iterable[Pause]) -> list[Registration]:
+        claimed: list[Registration] = []
+        for pause in pauses:
+            for execution_id in pause.execution_ids():
+                claimed += self.registry.claim(call_scope(owner, execution_id))
+        return claimed
 
     # --- registrations
 
@@ -212,6 +276,7 @@ class Teardowns:
         While it ends it takes no new calls; afterwards one of the same id is a new one. Ends once, also where several
         ask at once, and also where who asked goes away.
         """
+        key = self.registry.resolved(key)
         ending = self._endings.get(key)
         if ending is not None:
             await asyncio.wait((ending,))

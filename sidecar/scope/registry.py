@@ -7,9 +7,13 @@ from typing import NamedTuple
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar.scope.keys import ScopeKey
 from sidecar.scope.registrations import Address, Registration
+from sidecar.scope.scope import Owner
 
 _LASTING = (TeardownScope.TEARDOWN_SCOPE_RUN, TeardownScope.TEARDOWN_SCOPE_SESSION)
 """Scopes that end when the caller says so, and grow cold."""
+
+
+_MOST_ALIASES = 16
 
 
 class ScopeEnding(Exception):
@@ -26,13 +30,15 @@ class Group(NamedTuple):
 class LiveScope:
     """One scope, while a call is in it or anything is kept for it."""
 
-    __slots__ = ("busy", "ending", "keeping", "key", "pins", "registrations", "touched_at")
+    __slots__ = ("aliases", "busy", "ending", "keeping", "key", "pins", "registrations", "touched_at")
 
     def __init__(self, key: ScopeKey, now: float) -> None:
         self.key = key
         self.busy = 0
         """How many calls are in it, running, parked or paused ones: it is neither idle nor evicted meanwhile."""
         self.ending = False
+        self.aliases: list[ScopeKey] = []
+        """By what else it is known, oldest first."""
         self.touched_at = now
         self.registrations: dict[Address, Registration] = {}
         """Oldest first."""
@@ -63,6 +69,8 @@ class Registry:
         self._groups: dict[Group, OrderedDict[ScopeKey, LiveScope]] = {}
         """The same and those that calls are in, by what counts together, longest untouched first."""
         self._by_id: dict[str, Registration] = {}
+        self._aliases: dict[ScopeKey, ScopeKey] = {}
+        """Runs by the other ids that they are known by."""
         """Oldest first, as are those of each instance."""
         self._by_instance: dict[str, dict[str, Registration]] = {}
         self._pinned: dict[str, int] = {}
@@ -100,6 +108,33 @@ class Registry:
         """How many calls are in a scope."""
         scope = self._scopes.get(key)
         return scope.busy if scope is not None else 0
+
+    def scopes(self) -> tuple[ScopeKey, ...]:
+        """All live scopes."""
+        return tuple(self._scopes)
+
+    # --- runs that are known by other ids
+
+    def alias(self, key: ScopeKey, run_id: str) -> None:
+        """A run that is live is known by this id as well, as long as it is."""
+        other, scope = key._replace(fact=run_id), self._scopes.get(key)
+        if scope is None or other == key or other in self._scopes or other in self._aliases:
+            return
+        if len(scope.aliases) >= _MOST_ALIASES:
+            del self._aliases[scope.aliases.pop(0)]
+        self._aliases[other] = key
+        scope.aliases.append(other)
+
+    def resolved(self, key: ScopeKey) -> ScopeKey:
+        """The scope that is known by this key."""
+        return self._aliases.get(key, key)
+
+    def run_of(self, owner: Owner, run_id: str) -> str | None:
+        """The id of the run that is known by this one as well; `None`: none is."""
+        if not self._aliases:
+            return None
+        found = self._aliases.get(ScopeKey(_LASTING[0], owner, run_id))
+        return found.fact if found is not None else None
 
     def is_live(self, key: ScopeKey) -> bool:
         """Whether a call is in a scope, or anything is kept for it."""
@@ -330,3 +365,6 @@ class Registry:
     def _forget_if_empty(self, scope: LiveScope) -> None:
         if not scope.busy and not scope.ending and not scope.keeping:
             self._scopes.pop(scope.key, None)
+            for other in scope.aliases:
+                self._aliases.pop(other, None)
+            scope.aliases.clear()

@@ -4,7 +4,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 
-from sidecar.calls.ports import IdempotencyRecord, StoreUnavailable
+from sidecar.calls.stores import IdempotencyRecord, StoreUnavailable
 from sidecar.scope import Scope
 from sidecar.storage.database import Database, StoreBusy
 from sidecar.storage.owners import stored

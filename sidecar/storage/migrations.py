@@ -204,6 +204,44 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         END
         """,
     ),
+    (
+        """
+        CREATE TABLE paused_call (
+            id INTEGER PRIMARY KEY,
+            ticket_digest BLOB NOT NULL UNIQUE,
+            caller TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            run_id TEXT,
+            session_id TEXT,
+            start BLOB NOT NULL,
+            pause BLOB NOT NULL,
+            expires_at REAL NOT NULL,
+            state INTEGER NOT NULL
+        )
+        """,
+        "CREATE INDEX paused_call_owner ON paused_call (tenant, subject, state, expires_at)",
+        "CREATE INDEX paused_call_expiry ON paused_call (expires_at)",
+    ),
+    (
+        """
+        CREATE TABLE detached_call (
+            id INTEGER PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            digest BLOB NOT NULL UNIQUE,
+            principal TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            key TEXT,
+            effects INTEGER NOT NULL,
+            started BLOB NOT NULL,
+            expires_at REAL,
+            outcome BLOB
+        )
+        """,
+        "CREATE INDEX detached_call_owner ON detached_call (tenant, subject)",
+        "CREATE INDEX detached_call_expiry ON detached_call (expires_at)",
+    ),
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
-from sidecar.calls.ports import Pin
+from sidecar.calls.stores import Pin
 from sidecar.scope import (
     Address,
     CleanupCall,
@@ -159,6 +159,7 @@ def _registration(row: tuple[Any, ...]) -> KeptRegistration:
         label,
         _cleanup_of(*cleanup) if cleanup[0] is not None else None,
     )
+    registration.is_stored = True
     return KeptRegistration(registration, reason)
 
 

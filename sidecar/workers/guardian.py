@@ -5,20 +5,19 @@ make: when the pipe to the sidecar closes, however the sidecar ended, it asks th
 seconds, and kills every process that is left below it. It imports neither gRPC nor asyncio, nor anything else that it
 can do without, so that it stays small and cannot hang in either.
 
-Run by path, as `python guardian.py SOCKET_FD`. Over the socket go lines of JSON: from the sidecar
-`{"spawn": {...}}` with three descriptors (stdout, stderr, token) and `{"stop": {"worker": ID, "kill": BOOL}}`; to it
-`{"started": {"worker": ID, "pid": PID}}`, `{"failed": {"worker": ID, "why": TEXT}}` and
-`{"exited": {"worker": ID, "status": N}}`.
+Run by path, as `python guardian.py SOCKET_FD`, by the interpreter that runs the sidecar. Over the socket go messages,
+see `packed`: from the sidecar `{"spawn": {...}}` with three descriptors (stdout, stderr, token) and
+`{"stop": {"worker": ID, "kill": BOOL}}`; to it `{"started": {"worker": ID, "pid": PID}}`,
+`{"failed": {"worker": ID, "why": TEXT}}` and `{"exited": {"worker": ID, "status": N}}`.
 """
 
 import ctypes
 import errno
-import json
+import marshal
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LINE_BYTES = 1024 * 1024
+_LENGTH = 4
 _DESCRIPTORS = 3
+_CANNOT = 127
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _CLEANUP_SECONDS = 5.0
 _KILL_SECONDS = 2.0
 _POLL_SECONDS = 0.02
@@ -54,9 +55,9 @@ class Guardian:
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for passed_over in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # A terminal sends these to everyone; the guardian ends when the sidecar does.
-            signal.signal(ignored, signal.SIG_IGN)
+            signal.signal(passed_over, lambda *_: None)
         # Not by `select`, which takes no descriptor over 1,023, and this one has the number that it had in the sidecar.
         waiting = select.poll()
         waiting.register(wake, select.POLLIN)
@@ -82,10 +83,10 @@ class Guardian:
             return False
         self._descriptors += descriptors
         self._pending += data
-        while b"\n" in self._pending:
-            line, self._pending = self._pending.split(b"\n", 1)
-            self._obey(json.loads(line))
-        return len(self._pending) <= _LINE_BYTES
+        wishes, self._pending = unpacked(self._pending)
+        for wish in wishes:
+            self._obey(wish)
+        return True
 
     def _obey(self, wish: "dict[str, Any]") -> None:
         if "spawn" in wish:
@@ -100,26 +101,12 @@ class Guardian:
         del self._descriptors[:_DESCRIPTORS]
         environment = {**wish["environment"], "PILLION_WORKER_TOKEN_FD": str(token), _MARK: worker}
         try:
-            process = subprocess.Popen(
-                wish["command"],
-                cwd=wish["directory"],
-                env=environment,
-                user=wish["user"],
-                group=wish["group"],
-                extra_groups=wish["groups"],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=(token,),
-                start_new_session=True,
-            )
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            pid = _start(wish, environment, stdout, stderr, token)
+        except (OSError, ValueError) as error:
             self._tell({"failed": {"worker": worker, "why": getattr(error, "strerror", None) or str(error)}})
         else:
-            # Reaped by `_reap`, with everything else; the object would only warn that nobody waited for it.
-            process.returncode = 0
-            self._workers[process.pid] = worker
-            self._tell({"started": {"worker": worker, "pid": process.pid}})
+            self._workers[pid] = worker
+            self._tell({"started": {"worker": worker, "pid": pid}})
         finally:
             for descriptor in (stdout, stderr, token):
                 os.close(descriptor)
@@ -148,7 +135,7 @@ class Guardian:
 
     def _tell(self, message: "dict[str, Any]") -> None:
         try:
-            self._control.sendall(json.dumps(message).encode() + b"\n")
+            self._control.sendall(packed(message))
         except OSError:
             # The sidecar is gone; the next read says so.
             return
@@ -173,6 +160,101 @@ class Guardian:
                 for pid in left:
                     send(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
+
+
+def packed(message: "dict[str, Any]") -> bytes:
+    """A message as it is sent: its length, and what this very interpreter reads back."""
+    data = marshal.dumps(message)
+    return len(data).to_bytes(_LENGTH, "big") + data
+
+
+def unpacked(data: bytes) -> "tuple[list[dict[str, Any]], bytes]":
+    """The messages that have come whole, and the rest."""
+    messages = []
+    while len(data) >= _LENGTH:
+        end = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
+        if len(data) < end:
+            break
+        messages.append(marshal.loads(data[_LENGTH:end]))  # noqa: S302  # from the sidecar, over a socket of its own
+        data = data[end:]
+    return messages, data
+
+
+def _start(wish: "dict[str, Any]", environment: "dict[str, str]", stdout: int, stderr: int, token: int) -> int:
+    """Starts a worker in a session of its own, with the token's descriptor and no other; answers its process id.
+
+    :raises OSError: if the system refuses.
+    :raises ValueError: if there is a NUL in what it is to be started with.
+    """
+    failed, tells = os.pipe()
+    pid = os.fork()
+    if not pid:
+        # From here on nothing is done but what leads to the worker, or to saying why there is none.
+        try:
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            os.set_inheritable(token, True)  # noqa: FBT003  # it takes no names
+            for changed in (signal.SIGPIPE, signal.SIGXFSZ):
+                # Python ignores these; a worker is to have them as any program.
+                signal.signal(changed, signal.SIG_DFL)
+            _close_all_but(token, tells)
+            _become(wish["user"], wish["group"], wish["groups"])
+            if wish["directory"] is not None:
+                os.chdir(wish["directory"])
+            _run(wish["command"], environment)
+        except OSError as error:
+            os.write(tells, str(error.errno).encode())
+        except ValueError:
+            os.write(tells, b"0")
+        finally:
+            os._exit(_CANNOT)
+    os.close(tells)
+    with open(failed, "rb") as told:
+        why = told.read()
+    if not why:
+        return pid
+    os.waitpid(pid, 0)
+    if why == b"0":
+        raise ValueError("there is a NUL in its command, directory or environment")
+    raise OSError(int(why), os.strerror(int(why)))
+
+
+def _run(command: "list[str]", environment: "dict[str, str]") -> None:
+    """Becomes the worker, which is looked for where its own PATH says. Loads nothing: its user may not read where from.
+
+    :raises OSError: if it is nowhere, or cannot be run.
+    """
+    name = command[0]
+    path = [""] if os.sep in name else environment.get("PATH", os.defpath).split(os.pathsep)
+    refused: OSError | None = None
+    for directory in path:
+        try:
+            os.execve(os.path.join(directory, name), command, environment)  # noqa: S606  # as it is configured
+        except OSError as error:
+            if refused is None or refused.errno in _ABSENT:
+                refused = error
+    if refused is not None:
+        raise refused
+
+
+def _close_all_but(*kept: int) -> None:
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _become(user: "int | None", group: "int | None", groups: "list[int] | None") -> None:
+    """Gives up what the sidecar may do, where the worker has a user of its own."""
+    if groups is not None:
+        os.setgroups(groups)
+    if group is not None:
+        os.setregid(group, group)
+    if user is not None:
+        os.setreuid(user, user)
 
 
 def send(pid: int, what: signal.Signals) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -151,12 +150,12 @@ class Guardian:
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         if self.lost:
             return
-        line = json.dumps(message).encode() + b"\n"
+        data = guardian.packed(dict(message))
         # The guardian reads at once, so waiting for it is short; a wish cut in half could not be taken back.
         self._control.settimeout(None)
         try:
-            sent = socket.send_fds(self._control, [line], list(descriptors))
-            self._control.sendall(line[sent:])
+            sent = socket.send_fds(self._control, [data], list(descriptors))
+            self._control.sendall(data[sent:])
         except OSError:
             self._lost()
         finally:
@@ -173,10 +172,9 @@ class Guardian:
         if not data:
             self._lost()
             return
-        self._pending += data
-        while b"\n" in self._pending:
-            line, self._pending = self._pending.split(b"\n", 1)
-            self._learn(json.loads(line))
+        messages, self._pending = guardian.unpacked(self._pending + data)
+        for message in messages:
+            self._learn(message)
 
     def _learn(self, message: Mapping[str, Any]) -> None:
         for what, facts in message.items():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls import holding
 from sidecar.calls.call import Call
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
@@ -129,6 +130,13 @@ class WorkerSet:
         """
         tool = call.tool
         nested = call.parent is not None
+        if tool is not None and call.resumption is not None:
+            keeper = self._keeper_of(call, tool)
+            if keeper is not None:
+                call.placed(keeper.assign(call, tool), now)
+                if tool.holds:
+                    self._pins.pin(call, tool, keeper)
+                return
         if tool is not None and tool.holds:
             pinned = self._pins.instance_for(call, tool, self.instances, self.away)
             if pinned is not None:
@@ -148,6 +156,24 @@ class WorkerSet:
         line = _line(call)
         self._waiting.setdefault(line, FairQueue()).push(call)
         self._serve(line)
+
+    def _keeper_of(self, call: Call, tool: Tool) -> Instance | None:
+        """The instance that keeps something for the end of a call that goes on; `None`: it may be any.
+
+        :raises Refusal: if that one cannot take it just now.
+        """
+        teardowns = self._teardowns()
+        kept = teardowns.registry.kept_for(call.kept_for) if teardowns is not None and call.kept_for is not None else ()
+        for instance_id in {registration.instance_id for registration in kept}:
+            instance = self.instances.get(instance_id)
+            if instance is None and instance_id in self.away:
+                raise holding.keeper_is_away(tool)
+            if instance is not None and instance.tools.get(tool.name) == tool.digest:
+                if instance.can_take(tool, nested=call.parent is not None, pinned=True):
+                    return instance
+                if instance.state is not InstanceState.LEAVING:
+                    raise holding.keeper_is_full(tool)
+        return None
 
     def withdraw(self, call: Call) -> None:
         """Takes back a call that waits, if it does."""

@@ -314,6 +314,27 @@ async def test_a_process_sees_only_what_it_is_to_see(
     assert variables.keys() - own <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH"}
 
 
+async def test_a_process_begins_with_the_signals_of_any_program_and_no_descriptor_but_its_token(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    await supervise(
+        *script(
+            "import os; state = open('/proc/self/status').read(); kept = os.listdir('/proc/self/fd');"
+            "seen = open('seen.new', 'w'); print(state, *kept, file=seen); seen.close(); os.rename('seen.new', 'seen')"
+        ),
+        directory=tmp_path,
+    )
+    seen = tmp_path / "seen"
+    await until(seen.exists, "a start")
+    *lines, kept = seen.read_text().splitlines()
+    (ignored,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn")]
+    # Python itself ignores two, once it runs.
+    for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert not ignored >> (ending - 1) & 1, f"a worker that does nothing about it cannot be ended by {ending.name}"
+    # Standard input, output and errors, the token, and the listing itself.
+    assert len(kept.split()) == 5
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may run a worker as another user")
 async def test_a_process_of_another_user(supervise: Supervise, said: Said) -> None:
     nobody = pwd.getpwnam("nobody")

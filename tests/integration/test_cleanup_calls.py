@@ -6,7 +6,7 @@ from sidecar._gen.pillion.v1.context_pb2 import Identity, SessionKey, TeardownRe
 from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar._gen.pillion.v1.worker_pb2 import CleanupCall
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.policy.static import Rule
 from sidecar.scope import Principal
 from tests.support import (

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from sidecar._gen.pillion.v1.context_pb2 import CancelReason
+from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
+from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from tests.support import (
     READ,
     Host,
@@ -20,6 +22,7 @@ from tests.support import (
     quiet,
     tool,
 )
+from tests.support.slow_store import SlowStore
 
 CANCELLED = FailureKind.FAILURE_KIND_CANCELLED
 IDLE_TIMEOUT = FailureKind.FAILURE_KIND_IDLE_TIMEOUT
@@ -445,3 +448,22 @@ async def test_law_6_a_tool_may_name_a_far_time(host: Host) -> None:
     call = await caller.start()
     await worker.result((await worker.next_invoke()).call)
     assert (await caller.outcome(call)).HasField("result")
+
+
+async def test_law_6_a_registration_is_answered_at_the_latest_when_its_call_is_out_of_time(
+    memory_host: MemoryHost,
+) -> None:
+    memory_host.pipeline.teardowns.firing.store = store = SlowStore()
+    worker, caller = await attach(memory_host), await memory_host.caller()
+    begun = asyncio.get_running_loop().time()
+    call = await caller.start(session_id="s", timeout=3)
+    run = (await worker.next_invoke()).call
+    reply = await worker.register(run, RegisterTeardown(request_id=1, scope=TeardownScope.TEARDOWN_SCOPE_SESSION))
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(3, abs=0.1)
+    assert (reply.error.code, reply.error.retryable) == (ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED, True)
+    store.go_on()
+    await worker.result(run)
+    assert (await caller.outcome(call)).failure.kind == FailureKind.FAILURE_KIND_TIMEOUT
+    await quiet()
+    assert not store.kept
+    assert memory_host.pipeline.teardowns.registry.registrations == 0

@@ -12,6 +12,8 @@ from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar._gen.pillion.v1.execute_pb2 import (
     CallRequest,
     CallResponse,
+    EndScopeRequest,
+    EndScopeResponse,
     ListToolsRequest,
     ListToolsResponse,
     WatchToolsRequest,
@@ -20,6 +22,7 @@ from sidecar._gen.pillion.v1.execute_pb2 import (
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.config import Allow, Settings
 from tests.integration.listening import TOKENS, Listening, Place, anything
+from tests.integration.teardowns import kept, ran
 from tests.support import SocketHost, attach, on_unix, start_of, tool
 from tests.support.links import bearing, channel_to
 
@@ -97,6 +100,32 @@ async def test_a_call_is_what_the_rules_make_of_it(place: Place, case: str) -> N
             code = grpc.StatusCode.PERMISSION_DENIED if expected == DENIED else grpc.StatusCode.NOT_FOUND
             assert await calling.code() is code
     assert len(worker.invoked) == (0 if expected is not None else 2)
+    await host.aclose()
+
+
+@on_unix
+async def test_a_session_is_ended_by_those_who_may_act_for_its_subject_and_by_nobody_else(place: Place) -> None:
+    host = Listening(ruled(place, [*RULES, {"principal": "token:other", "tools": ["echo"]}]))
+    await host.open()
+    worker, caller = await attach(host), await host.caller(BACKEND)
+    acme, bob = Identity(tenant="acme"), Identity(tenant="acme", principal="bob")
+    registration = await kept(worker, caller, identity=acme)
+    async with channel_to(host.target) as channel:
+        end: Any = channel.unary_unary(
+            SERVICE + "EndScope", EndScopeRequest.SerializeToString, EndScopeResponse.FromString
+        )
+
+        def ending(token: str, identity: Identity | None) -> Any:
+            return end(EndScopeRequest(session_id="s", identity=identity), metadata=bearing(token))
+
+        for token, identity in ((OTHER, acme), (OTHER, bob), (BACKEND, bob)):
+            assert await ending(token, identity).code() is grpc.StatusCode.PERMISSION_DENIED
+        assert await ending("of nobody", acme).code() is grpc.StatusCode.UNAUTHENTICATED
+        # Where no tenant or principal is named, the session is its caller's own.
+        assert await ending(OTHER, None) == EndScopeResponse()
+        ended = ending(BACKEND, acme)
+        await ran(worker, registration)
+        assert await ended == EndScopeResponse(fired=1)
     await host.aclose()
 
 

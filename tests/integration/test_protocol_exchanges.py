@@ -24,6 +24,7 @@ ANY_TEXT = "…"
 END_SCOPE = "EndScope"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
+LOST = "lost"
 WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
 
 
@@ -82,6 +83,7 @@ class Played:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.registrations: list[str] = []
+        self.ticket = ""
         self.instance = ""
         self.secret = ""
         self.over: list[Peer] = []
@@ -93,18 +95,18 @@ class Played:
         for number, registration in enumerate(self.registrations, 1):
             text = text.replace(f"${number}", registration)
         text = text.replace("$instance", self.instance).replace("$secret", self.secret)
-        return text.replace(A_USER, f"local:{os.getuid()}")
+        return text.replace(A_USER, f"local:{os.getuid()}").replace("$ticket", self.ticket)
 
 
 async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
     for line in lines(block):
         peer = peers[line.peer]
-        if peer in played.over and line.peer == "worker":
-            peer = peers[line.peer] = await played.host.worker()
+        if peer in played.over:
+            peer = peers[line.peer] = await (played.host.worker() if line.peer == "worker" else played.host.caller())
         if line.text == "end":
             assert (await peer.end()).code.name == "OK"
             played.over.append(peer)
-        elif line.text == "lost":
+        elif line.text == LOST:
             peer.cut()
             played.over.append(peer)
         elif line.text.startswith(END_SCOPE):
@@ -115,6 +117,7 @@ async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
             frame = text_format.Parse(played.filled(line.text), Frame())
             came = await peer.next(frame.call)
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
+            played.ticket = came.started.ticket or came.outcome.paused.ticket or played.ticket
             given = came.reply.teardown.registration_id
             if given and given not in played.registrations:
                 played.registrations.append(given)

@@ -16,7 +16,8 @@ from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.worker_pb2 import CleanupCall, Reattach, RegisterTeardown, TeardownDone, Welcome
 from sidecar.calls.pinning import PinRecord
-from sidecar.calls.ports import EndedScope, Pin, StoreUnavailable
+from sidecar.calls.ports import EndedScope
+from sidecar.calls.stores import Pin, StoreUnavailable
 from sidecar.scope import (
     Kept,
     KeptInstance,

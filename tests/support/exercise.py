@@ -13,8 +13,9 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import ToolDescriptor
-from sidecar._gen.pillion.v1.worker_pb2 import Drain, RegisterTeardown
+from sidecar._gen.pillion.v1.worker_pb2 import Drain, Reattach, RegisterTeardown, TeardownDone
 from sidecar.calls.limits import CallLimits
+from sidecar.scope import ScopeKey, ScopeLimits, scope_of
 from sidecar.wire.limits import WireLimits
 from sidecar.wire.transport import StreamLost
 from sidecar.workers.limits import WorkerLimits
@@ -31,6 +32,7 @@ EFFECTS = {"send": UNSAFE, "read": READ, "put": IDEMPOTENT}
 
 _KIB = 1024
 _CALL = TeardownScope.TEARDOWN_SCOPE_CALL
+_SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 # Everything is small, so that few steps reach every limit.
 SETUP = Setup(
     CallLimits(
@@ -54,6 +56,7 @@ SETUP = Setup(
         stall_after=5,
     ),
     WorkerLimits(ping_interval=3, reattach_window=5, unlist_after=5, drain=4),
+    scopes=ScopeLimits(idle=6, live=2, registrations_per_instance=3, registrations_per_scope=2),
 )
 _LONG = 40.0
 _TAKEN_WITHIN = 0.05
@@ -83,13 +86,14 @@ class Exercise:
         self.all_workers: list[WorkerPeer] = []
         self.cut_callers: set[CallerPeer] = set()
         self._reported = 0
+        self._ending: set[asyncio.Task[Any]] = set()
 
     # --- callers
 
     async def start(self, number: int, tool_name: str, key: str | None, timeout: float | None, size: int) -> None:
         """Opens a call."""
         caller = await self._caller(number)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"session_id": f"session of {tool_name}"}
         if key is not None:
             fields["idempotency_key"] = key
         if timeout is not None:
@@ -157,6 +161,25 @@ class Exercise:
         with contextlib.suppress(StreamLost):
             await worker.present(*self._tools(version), concurrency=concurrency)
 
+    async def come_back(self, number: int, pick: int) -> None:
+        """Attaches a worker as an instance that was lost, perhaps for too long, with what that kept still."""
+        if number in self.workers and not self.workers[number].is_over:
+            return
+        lost = [worker for worker in self.all_workers if worker not in self.workers.values() and worker.frames[0]]
+        if not lost:
+            return
+        was = lost[pick % len(lost)]
+        welcome = was.frames[0][0].welcome
+        told = {one.registration_id for worker in self.all_workers for one in worker.teardowns()}
+        accepted = {frame.reply.teardown.registration_id for frame in was.order if frame.HasField("reply")}
+        worker = self.workers[number] = await self.host.worker()
+        self.all_workers.append(worker)
+        again = Reattach(
+            instance_id=welcome.instance_id, secret=welcome.reattach_secret, registrations=sorted(accepted - told)
+        )
+        with contextlib.suppress(StreamLost):
+            await worker.present(*self._tools(1), concurrency=2, reattach=again)
+
     async def act(self, number: int, pick: int, *actions: str) -> None:
         """Has a worker send frames of one of its calls, perhaps one that has ended."""
         busy = [worker for worker in self.workers.values() if worker.invoked]
@@ -165,6 +188,23 @@ class Exercise:
             # The newest first: those are likely to run.
             run = worker.invoked[-1 - pick % len(worker.invoked)].call
             await self._send(worker, *(self._frame(run, action) for action in actions))
+
+    async def tear_down(self, number: int) -> None:
+        """Has a worker say that what it was to clean up is done, also what it has said that of before."""
+        if number in self.workers:
+            worker = self.workers[number]
+            done = [
+                Frame(teardown_done=TeardownDone(registration_id=one.registration_id)) for one in worker.teardowns()
+            ]
+            await self._send(worker, *done)
+
+    async def end_session(self, tool_name: str) -> None:
+        """Ends a session, and does not wait for that."""
+        owner = scope_of(self.host.principal, None, None, None, "").owner
+        key = ScopeKey(_SESSION, owner, f"session of {tool_name}")
+        ending = asyncio.ensure_future(self.host.pipeline.teardowns.end(key, self.host.principal))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def change_tools(self, number: int, version: int) -> None:
         """Has a worker bring another version of its tools."""
@@ -224,6 +264,8 @@ class Exercise:
             await self._check_call(opened)
         for worker in self.all_workers:
             self._check_worker(worker)
+        fired = [one.registration_id for worker in self.all_workers for one in worker.teardowns()]
+        assert len(fired) == len(set(fired)), "a cleanup was fired twice"
         runs = Counter(
             (invocation.context.execution_id, invocation.invoke.tool)
             for worker in self.all_workers
@@ -276,6 +318,8 @@ class Exercise:
         assert len(host.pipeline.clocks) == 0, "due times are left"
         assert len(host.pipeline.admission) == 0, "admission counts calls that are over"
         assert len(host.pipeline.requests) == 0, "requests with a key are left"
+        teardowns = host.pipeline.teardowns
+        assert (teardowns.registry.registrations, teardowns.firing.open, len(teardowns.registry)) == (0, 0, 0)
         for workers in host.catalogue.sets.values():
             assert (workers.waiting, len(workers.instances), workers.attached) == (0, 0, False)
         assert not host.streams.open, "streams are left"
@@ -342,6 +386,9 @@ FRAMES: dict[str, Callable[[int], Frame]] = {
     "failure": lambda run: failure(run, side_effects=SideEffects.SIDE_EFFECTS_NONE),
     "request": _request,
     "registration": lambda run: Frame(call=run, register_teardown=RegisterTeardown(request_id=2, scope=_CALL)),
+    "lasting registration": lambda run: Frame(
+        call=run, register_teardown=RegisterTeardown(request_id=3, scope=_SESSION)
+    ),
     "wrong direction": lambda run: Frame(call=run, drain=Drain()),
     "no outcome": _no_outcome,
 }

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import Registration
 
 

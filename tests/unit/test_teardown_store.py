@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
-from sidecar.calls.ports import RegistrationStore
+from sidecar.calls.stores import RegistrationStore
 from sidecar.scope import (
     Address,
     CleanupCall,

@@ -1,10 +1,11 @@
 """Causes while the tool runs."""
 
 from sidecar._gen.pillion.v1.bus_pb2 import KvGet
+from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from tests.integration.causes.stage import Stage, happens, misdirected
-from tests.support import UNSAFE, CallLimits, tool
+from tests.support import UNSAFE, CallLimits, end_scope, tool
 
 
 @happens("the caller cancels, and the tool does not stop", "yes")
@@ -44,6 +45,15 @@ async def _(stage: Stage) -> Failure:
     await stage.attach()
     await stage.running()
     return await stage.unseen_failure(stage.caller.cut)
+
+
+@happens("the call's run or session ends", "yes")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    call, _ = await stage.running(session_id="s")
+    await end_scope(stage.host, EndScopeRequest(session_id="s"))
+    return await stage.failed(call)
 
 
 @happens("the timeout passes", "yes")

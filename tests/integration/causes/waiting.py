@@ -1,11 +1,13 @@
 """Causes while a call waits for an instance."""
 
+import asyncio
 from typing import Any
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
+from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
 from tests.integration.causes.stage import KIB, Stage, happens, misdirected
-from tests.support import CallLimits, quiet, tools_changed
+from tests.support import CallLimits, end_scope, quiet, tools_changed
 
 
 async def waiting(stage: Stage, **fields: Any) -> int:
@@ -92,6 +94,26 @@ async def _(stage: Stage) -> Failure:
     call = await waiting(stage)
     await stage.caller.cancel(call)
     return await stage.failed(call)
+
+
+@happens("the call's run or session ends", "no")
+async def _(stage: Stage) -> Failure:
+    call = await waiting(stage, session_id="s")
+    await end_scope(stage.host, EndScopeRequest(session_id="s"))
+    return await stage.failed(call)
+
+
+@happens("the call's run or session is being ended", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    await stage.running(run_id="r")
+    # It waits for the call that runs, which does not stop.
+    ending = asyncio.ensure_future(end_scope(stage.host, EndScopeRequest(run_id="r")))
+    await quiet()
+    failure = await stage.fails(run_id="r")
+    await ending
+    return failure
 
 
 @happens("the caller's stream is lost", "no")
