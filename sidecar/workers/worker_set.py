@@ -133,7 +133,9 @@ class WorkerSet:
         if tool is not None and call.resumption is not None:
             keeper = self._keeper_of(call, tool)
             if keeper is not None:
-                self._give(call, tool, keeper, now)
+                call.placed(keeper.assign(call, tool), now)
+                if tool.holds:
+                    self._pins.pin(call, tool, keeper)
                 return
         if tool is not None and tool.holds:
             pinned = self._pins.instance_for(call, tool, self.instances, self.away)
