@@ -52,6 +52,10 @@ help: ## list the targets
 demo: $(DEMO_VENV)/.stamp ## serve a tool, call it on real data, print its result and save its chart
 	@$(DEMO_VENV)/bin/python clients/python/examples/sdk/demo.py $(ARGS)
 
+.PHONY: demo-session
+demo-session: $(DEMO_VENV)/.stamp ## keep a database for the calls of a session, ask, pause, resume, and tear it down
+	@$(DEMO_VENV)/bin/python clients/python/examples/session/session.py $(ARGS)
+
 .PHONY: demo-polyglot
 demo-polyglot: toolchains $(DEMO_VENV)/.stamp examples ## call a tool in Python and one in Go from Python, Go, Rust and TypeScript
 	@$(DEMO_VENV)/bin/python clients/python/examples/polyglot/run.py $(ARGS)

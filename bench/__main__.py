@@ -26,7 +26,19 @@ from typing import Any, Final
 import psutil
 
 from bench.figures import FIGURES, report, table
-from bench.measures import Found, Rounds, artifacts, latency, memory, neighbours, say, streams, throughput
+from bench.measures import (
+    Found,
+    Rounds,
+    artifacts,
+    lasting,
+    latency,
+    memory,
+    neighbours,
+    nesting,
+    say,
+    streams,
+    throughput,
+)
 from bench.processes import ProcessError
 
 OUTPUT: Final = Path(__file__).parent / "out.json"
@@ -44,12 +56,16 @@ MEASURES: Final[dict[Callable[[Rounds], Awaitable[Found]], tuple[str, ...]]] = {
         "sidecar_cpu_us_per_call",
     ),
     latency.single: ("latency_ratio_vs_unary_echo", "keyed_call_overhead_us", "credential_push_overhead_us"),
+    nesting.calls: ("nested_call_ratio_vs_top_level",),
+    nesting.questions: ("caller_request_p50_ms",),
     streams.measure: ("streams_128x1_ratio",),
     neighbours.measure: ("noisy_neighbour_p99_ratio", "noisy_neighbour_1mib_p99_ratio"),
     artifacts.downloads: ("artifact_download_ratio_vs_stream",),
     artifacts.memory: ("artifact_1gib_rss_growth_mib",),
     memory.stalled: ("stalled_reader_rss_growth_mib",),
     memory.start: ("start_seconds", "idle_rss_mib"),
+    lasting.registrations: ("teardown_register_p50_ms",),
+    lasting.sticky: ("sticky_overhead_us",),
     latency.at_rate: ("added_p50_ms_at_1000_qps",),
     latency.cancel: ("cancel_to_tool_p99_ms",),
     memory.in_flight: ("inflight_1000_rss_mib",),

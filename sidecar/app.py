@@ -10,6 +10,7 @@ import anyio
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar.audit.events import EventAudit
 from sidecar.auditing import auditing
+from sidecar.calls.detached import Detached
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.credentials.facade import CredentialEvent
@@ -25,10 +26,11 @@ from sidecar.issuing import Issuing, credential_grants, issuing
 from sidecar.keeping import Keeping, artifacts_in
 from sidecar.launches import grant_of, launch_of
 from sidecar.listening import callers_listener, files_read, fixed_parts, policy_of, rules_of, workers_listener
+from sidecar.pausing import pausing
 from sidecar.places import private_places
 from sidecar.reporting import reporting
 from sidecar.scope import Principal
-from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.storage import Database, SqliteDetachedStore, SqliteIdempotencyStore, SqliteTeardownStore
 from sidecar.tearing import tearing_down
 from sidecar.telemetry import Counters
 from sidecar.telemetry.logs import redacting
@@ -67,7 +69,10 @@ class Sidecar:
         limits = settings.limits
         self._counters = counters = Counters()
         self._catalogue = Catalogue(
-            (grant_of(worker, settings) for worker in settings.worker), limits.workers, limits.calls, counters
+            (grant_of(worker, settings) for worker in settings.worker),
+            limits.workers,
+            limits.calls,
+            counters,
         )
         self._database = Database(settings.state_dir / "pillion.db", records_of=artifacts_in(settings))
         self._policy = policy_of(settings)
@@ -81,9 +86,11 @@ class Sidecar:
             max_frame_bytes=limits.wire.max_frame_bytes,
             scopes=limits.scopes,
         )
+        self._events = EventAudit()
+        self._detached = Detached(self._pipeline, SqliteDetachedStore(self._database), self._events)
+        self._pipeline.detached = self._detached
         self._keeping = Keeping(settings, self._database, self._pipeline, counters)
         self._redactor = Redactor()
-        self._events = EventAudit()
         self._issuing: Issuing | None = None
         self._streams = Streams()
         self._callers = CallerHost(self._pipeline, self._streams, limits.wire, counters)
@@ -110,6 +117,7 @@ class Sidecar:
         launches = [launch_of(worker, settings) for worker in settings.worker if worker.command is not None]
         listeners = self._listeners
         redact = self._redactor.redact
+        teardowns = SqliteTeardownStore(self._database, self._catalogue.kept)
         with (
             private_places(settings.state_dir, listeners.callers.address, listeners.workers.address),
             redacting(redact),
@@ -117,13 +125,15 @@ class Sidecar:
             await self._database.open()
             try:
                 async with (
-                    tearing_down(settings, self._pipeline, self._events, redact),
                     self._keeping.running(),
                     auditing(settings, self._pipeline, self._events, redact),
                     issuing(settings, self._pipeline, self._redactor, self._tell_credential) as self._issuing,
+                    tearing_down(settings, self._pipeline, teardowns, self._events, redact),
+                    pausing(settings, self._pipeline, self._database, self._events),
                     reporting(settings, self._pipeline, self._catalogue, self._streams),
                     anyio.create_task_group() as tasks,
                 ):
+                    await self._detached.recover()
                     await self._listen(self._issuing)
                     tasks.start_soon(self._streams.run)
                     tasks.start_soon(self._keeping.keep_tidy)
@@ -140,6 +150,7 @@ class Sidecar:
                             await self._listeners.stop(_STOP_GRACE)
                             with anyio.move_on_after(settings.limits.calls.teardown_grace):
                                 await self._pipeline.requests.settled()
+                                await self._detached.settled()
                         tasks.cancel_scope.cancel()
             finally:
                 self._catalogue.close()
@@ -178,6 +189,8 @@ class Sidecar:
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
             await pipeline.idle()
+            # What has ended is told once it is recorded.
+            await self._detached.settled()
         # A scope that is being ended has these in turn; a store that hangs has no more.
         with anyio.move_on_after(limits.cancel_grace + 2 * limits.teardown_grace):
             await pipeline.teardowns.end_all()

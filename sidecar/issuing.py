@@ -16,7 +16,7 @@ from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.outbound import refused
-from sidecar.calls.outcome import Refusal
+from sidecar.calls.outcome import PauseWanted, Refusal
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.ports import Assignment
 from sidecar.calls.tool import Tool
@@ -40,6 +40,7 @@ from sidecar.scope import Scope
 
 _log = logging.getLogger(__name__)
 
+_CONSENT = "consent"
 _RETRY_AFTER = 1.0
 
 
@@ -81,7 +82,8 @@ class Issuing:
     """Issues credentials to the calls of a pipeline: supplies `needs` in gate 9, and answers `credential_get`.
 
     Nobody but the caller may learn where a person authorises. One that says it takes that is told, by a frame of its
-    own; a need that waits for a person is refused as CONSENT_REQUIRED, and a tool that asks learns that much.
+    own, and its call pauses; any other call with a need that waits for a person is refused as CONSENT_REQUIRED, and a
+    tool that asks learns that much.
     """
 
     def __init__(self, credentials: Credentials, pipeline: Pipeline, grants: Iterable[CredentialGrant]) -> None:
@@ -165,11 +167,23 @@ class Issuing:
             return answer
         how = f"as by: pillion credentials login {need.service}"
         if call.consent(answer.service, answer.url.reveal()):
+            if self._pauses(call):
+                raise PauseWanted(_CONSENT, f"{tool.name} needs a person to authorise {need.service} first.")
             how = "at the address that was sent with this call; complete that, and call again"
         raise Refusal(
             FailureKind.FAILURE_KIND_CONSENT_REQUIRED,
             f"{tool.name} needs a credential for {need.service}, which a person has to authorise first for this "
             f"subject, {how}",
+        )
+
+    def _pauses(self, call: Call) -> bool:
+        """Whether a call waits for a person by a pause: once, and not where its tool has run by now."""
+        resumption = call.resumption
+        return (
+            self._pipeline.pauses is not None
+            and call.parent is None
+            and not call.attempts
+            and (resumption is None or not resumption.pause.waits_for_consent)
         )
 
     # --- what running tools ask

@@ -49,6 +49,21 @@ def make_key(path: Path, what: str) -> None:
         os.close(descriptor)
 
 
+def own_key(path: Path, what: str) -> bytes:
+    """The key in a file of `make_key`, which is made if it is not there.
+
+    :raises ConfigRefused: if it cannot be had, or the file holds something else.
+    """
+    make_key(path, what)
+    try:
+        key = bytes.fromhex(private_bytes(path, what).decode())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigRefused(f"{what}, {path}, is not what the sidecar made; remove it, and another one is made.")
+    return key
+
+
 def trusted_bytes(path: Path, what: str) -> bytes:
     """What is in a file that others may read, and only this user or root may change.
 

@@ -3,44 +3,46 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import anyio
 
 from sidecar.audit.events import EventAudit
+from sidecar.calls.pinning import PinRecord
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
-from sidecar.private_files import KEY_BYTES, make_key, private_bytes
-
-_WHAT = "The teardown key"
+from sidecar.private_files import own_key
+from sidecar.storage import SqliteTeardownStore, StoreUnavailable
 
 
 @asynccontextmanager
 async def tearing_down(
-    settings: Settings, pipeline: Pipeline, events: EventAudit, redact: Callable[[str], str]
+    settings: Settings,
+    pipeline: Pipeline,
+    store: SqliteTeardownStore,
+    events: EventAudit,
+    redact: Callable[[str], str],
 ) -> AsyncIterator[None]:
-    """Tears scopes down inside the block, with digests of their keys that are the same after a restart.
+    """Tears scopes down inside the block, also those that an earlier sidecar has left.
+
+    Digests of their keys are the same after a restart.
 
     :raises ConfigRefused: if the key for that cannot be had; the text says what to do.
     """
     teardowns = pipeline.teardowns
-    teardowns.secret = await asyncio.to_thread(_secret, settings.state_dir / "teardown.key")
+    teardowns.secret = await asyncio.to_thread(own_key, settings.state_dir / "teardown.key", "The teardown key")
     teardowns.firing.reports = events
     teardowns.firing.redact = redact
+    teardowns.firing.store = store
+    try:
+        teardowns.recover(await store.load())
+    except StoreUnavailable:
+        raise ConfigRefused(
+            "What is kept for the ends of runs and sessions cannot be read; look after the disk."
+        ) from None
+    teardowns.pins = PinRecord(store, pipeline.counters)
     try:
         yield
     finally:
         teardowns.close()
         with anyio.move_on_after(settings.limits.calls.teardown_grace, shield=True):
             await teardowns.settled()
-
-
-def _secret(path: Path) -> bytes:
-    make_key(path, _WHAT)
-    try:
-        secret = bytes.fromhex(private_bytes(path, _WHAT).decode())
-    except ValueError:
-        secret = b""
-    if len(secret) != KEY_BYTES:
-        raise ConfigRefused(f"{_WHAT}, {path}, is not what the sidecar made; remove it, and another one is made.")
-    return secret

@@ -10,8 +10,9 @@ from typing import Any
 import grpc.aio
 
 from bench import tools
+from bench.bare.frames import Template
 from bench.bare.load import Load
-from bench.bare.streams import CANCEL, HELLO, Stream, start
+from bench.bare.streams import ANSWERING, CANCEL, HELLO, Stream, start
 from bench.control import Answer, Window, quantile, run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
 
@@ -76,9 +77,11 @@ class Caller:
         await asyncio.gather(*loops)
         return answer
 
-    async def latency(self, *, tool: str, calls: int, arguments: dict[str, Any], keys: str = "") -> Answer:
+    async def latency(
+        self, *, tool: str, calls: int, arguments: dict[str, Any], keys: str = "", session: str | None = None
+    ) -> Answer:
         """Calls one at a time on one stream, each with a key of its own if `keys` is a prefix; a tenth is warm-up."""
-        stream, template = Stream(self._channel), start(tool, arguments)
+        stream, template = Stream(self._channel), start(tool, arguments, session_id=session)
         clock = time.perf_counter
         took: list[float] = []
         for number in range(calls):
@@ -92,6 +95,22 @@ class Caller:
         await stream.close()
         took = took[calls // 10 :]
         return {"p50_ms": quantile(took, 0.5) * 1e3, "p99_ms": quantile(took, 0.99) * 1e3}
+
+    async def run(self, *, tool: str, arguments: dict[str, Any], session: str | None = None) -> Answer:
+        """One call, and what it returned."""
+        return await self._returned(Stream(self._channel), start(tool, arguments, session_id=session))
+
+    async def asked(self, *, count: int) -> Answer:
+        """One call that asks its caller `count` times, on a stream that answers at once."""
+        stream = Stream(self._channel)
+        await stream.write(ANSWERING)
+        return await self._returned(stream, start(tools.ASK, {"count": count}))
+
+    async def _returned(self, stream: Stream, template: Template) -> Answer:
+        await stream.write(stream.open_many(template, 1))
+        answer: Answer = await stream.returned()
+        await stream.close()
+        return answer
 
     async def cancels(self, *, calls: int) -> Answer:
         """Cancels `calls` held calls, one at a time, and says when each cancel was sent."""
@@ -158,6 +177,8 @@ async def main(target: str) -> None:
                     "streams": caller.streams,
                     "latency": caller.latency,
                     "paced": load.paced,
+                    "run": caller.run,
+                    "asked": caller.asked,
                     "cancels": caller.cancels,
                     "hold": caller.hold,
                     "idle": caller.idle,

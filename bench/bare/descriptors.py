@@ -6,17 +6,21 @@ import json
 from typing import Any
 
 from bench import tools
-from bench.bare.stubs import ToolDescriptor
+from bench.bare.stubs import TEARDOWN_SCOPE_SESSION, ToolDescriptor
 
 _GREETING = {"name": {"type": "string"}, "count": {"type": "integer"}}
 _PROPERTIES: dict[str, dict[str, Any]] = {
     tools.REPORT: _GREETING,
     tools.ECHO: _GREETING,
+    tools.HELD: _GREETING,
     tools.SIGNED: _GREETING,
     tools.SINK: {"text": {"type": "string"}},
     tools.FLOOD: {"per_second": {"type": "integer"}},
     tools.BURST: {"count": {"type": "integer"}},
     tools.HOLD: {},
+    tools.NEST: {"width": {"type": "integer"}, "seconds": {"type": "number"}, "watch": {"type": "integer"}},
+    tools.ASK: {"count": {"type": "integer"}},
+    tools.KEEP: {"count": {"type": "integer"}},
 }
 
 
@@ -37,4 +41,6 @@ def _descriptor(name: str, properties: dict[str, Any]) -> ToolDescriptor:
     )
     if name == tools.SIGNED:
         descriptor.needs.add(service=tools.SERVICE)
+    if name == tools.HELD:
+        descriptor.holds = TEARDOWN_SCOPE_SESSION
     return descriptor

@@ -8,8 +8,19 @@ from typing import Any
 
 import grpc.aio
 
+from bench import tools
 from bench.bare.frames import Template, batch
-from bench.bare.stubs import CANCEL_REASON_CALLER, EXECUTE, CallerHello, Cancel, ExecuteResponse, Frame, Start
+from bench.bare.stubs import (
+    CANCEL_REASON_CALLER,
+    EXECUTE,
+    CallerAnswer,
+    CallerHello,
+    Cancel,
+    ExecuteResponse,
+    Frame,
+    Reply,
+    Start,
+)
 
 
 class CallFailed(RuntimeError):
@@ -24,6 +35,7 @@ def start(tool: str, arguments: dict[str, Any] | None = None, **fields: Any) -> 
 
 CANCEL = Template(Frame(cancel=Cancel(reason=CANCEL_REASON_CALLER)))
 HELLO = batch(Frame(caller_hello=CallerHello()))
+ANSWERING = batch(Frame(caller_hello=CallerHello(can_answer=[tools.ASKED])))
 
 
 class Stream:
@@ -75,6 +87,20 @@ class Stream:
         """Reads until a call ended with a result."""
         while not await self.results():
             pass
+
+    async def returned(self) -> Any:
+        """Reads until the one call that runs has returned, and answers what it asks with what it asks."""
+        while True:
+            for frame in await self.read():
+                if frame.HasField("caller_request"):
+                    asked = frame.caller_request
+                    answer = CallerAnswer(result=asked.params)
+                    reply = Reply(request_id=asked.request_id, caller=answer)
+                    await self.write(batch(Frame(call=frame.call, reply=reply)))
+                elif frame.HasField("outcome"):
+                    if not frame.outcome.HasField("result"):
+                        raise CallFailed(str(frame.outcome.failure)[:200])
+                    return json.loads(frame.outcome.result.json)
 
     async def ended(self, count: int) -> None:
         """Reads until `count` calls have ended, whatever their outcome."""

@@ -1,7 +1,7 @@
 """A worker over bare stubs: `python -m bench.bare.worker TARGET SET TOKEN_FILE CONCURRENCY TOOL...`.
 
 It attaches, then talks the control line of `bench.control`. No task and no await belongs to one call, except in the
-tools that last (`flood`, `burst`).
+tools that last.
 """
 
 from __future__ import annotations
@@ -11,34 +11,50 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
 from bench import tools
 from bench.bare.descriptors import descriptors
 from bench.bare.frames import Template, batch
+from bench.bare.outbound import Repeated
 from bench.bare.stubs import (
     ATTACH,
     FAILURE_KIND_CANCELLED,
+    TEARDOWN_SCOPE_SESSION,
     AttachResponse,
+    CallerAsk,
     Failure,
     Frame,
     Goodbye,
+    OutboundRequest,
     Outcome,
     Pong,
     Progress,
+    RegisterTeardown,
     Result,
+    TeardownDone,
+    ToolsCall,
     WorkerHello,
 )
-from bench.control import Answer, run, serve
+from bench.control import Answer, Window, quantile, run, serve
 from bench.grpc_options import CHANNEL_OPTIONS
 
 MESSAGE_FRAMES = 128
 
 _REPORTS = tuple(Frame(progress=Progress(payload=json.dumps(payload).encode())) for payload in tools.PROGRESS)
-_DONE = Template(Frame(outcome=Outcome(result=Result(json=b"{}"))))
+
+
+def _returning(result: bytes) -> Template:
+    """The outcome of a call that returns this."""
+    return Template(Frame(outcome=Outcome(result=Result(json=result))))
+
+
+_DONE = _returning(b"{}")
 _CANCELLED = Template(Frame(outcome=Outcome(failure=Failure(kind=FAILURE_KIND_CANCELLED, message="cancelled"))))
 _ONE_REPORT = Template(_REPORTS[0])
 
@@ -57,6 +73,7 @@ class Worker:
         self._flushed.set()
         self._answers: dict[tuple[str, bytes], Template] = {}
         self._lasting: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, Repeated] = {}
         self._held: set[int] = set()
         self._cancelled_at: list[float] = []
         self._sent_in_bursts = 0
@@ -64,8 +81,16 @@ class Worker:
             tools.REPORT: self._report,
             tools.ECHO: self._echo,
             tools.SIGNED: self._echo,
+            tools.HELD: self._echo,
             tools.SINK: self._sink,
             tools.HOLD: self._hold,
+        }
+        self._slow: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+            tools.FLOOD: self._flood,
+            tools.BURST: self._burst,
+            tools.NEST: self._nest,
+            tools.ASK: self._ask,
+            tools.KEEP: self._keep,
         }
 
     async def read(self) -> None:
@@ -74,6 +99,11 @@ class Worker:
             for frame in AttachResponse.FromString(message).frames:
                 if frame.HasField("invoke"):
                     self._invoke(frame)
+                elif frame.HasField("reply"):
+                    self._asking[frame.call].replied(frame.reply)
+                elif frame.HasField("run_teardown"):
+                    done = TeardownDone(registration_id=frame.run_teardown.registration_id)
+                    self._queue.append(batch(Frame(teardown_done=done)))
                 elif frame.HasField("cancel"):
                     self._cancel(frame.call)
                 elif frame.HasField("ping"):
@@ -99,9 +129,8 @@ class Worker:
         if instant is not None:
             self._queue.append(instant(frame.call, invoke.arguments))
         else:
-            lasting = self._flood if invoke.tool == tools.FLOOD else self._burst
             arguments = json.loads(invoke.arguments)
-            self._lasting[frame.call] = asyncio.ensure_future(lasting(frame.call, **arguments))
+            self._lasting[frame.call] = asyncio.ensure_future(self._slow[invoke.tool](frame.call, **arguments))
 
     def _cancel(self, call: int) -> None:
         if call in self._held:
@@ -155,10 +184,49 @@ class Worker:
                 break
         await self._finish(call)
 
-    async def _finish(self, call: int) -> None:
+    async def _nest(self, call: int, width: int, seconds: float, watch: int) -> None:
+        asked = OutboundRequest(tools_call=ToolsCall(tool=tools.ECHO, arguments=json.dumps(tools.ARGUMENTS).encode()))
+        messages = [b""]
+        for asked.request_id in range(1, width + 1):
+            messages.append(batch(Frame(call=call, outbound_request=asked)))  # the id is set in place
+        repeated = await self._repeat(call, lambda request_id, _: messages[request_id], width)
+        await asyncio.sleep(seconds / 5)
+        window, before = Window(watch), len(repeated.answered_at)
+        await asyncio.sleep(seconds)
+        answer = window.close(len(repeated.answered_at) - before)
+        await repeated.stop()
+        await self._finish(call, answer)
+
+    async def _ask(self, call: int, count: int) -> None:
+        asked = CallerAsk(method=tools.ASKED, params=json.dumps(tools.ARGUMENTS).encode())
+        message = batch(Frame(call=call, outbound_request=OutboundRequest(request_id=1, caller_request=asked)))
+        await self._one_by_one(call, count, lambda *_: message)
+
+    async def _keep(self, call: int, count: int) -> None:
+        def message(request_id: int, answered: int) -> bytes:
+            registration = RegisterTeardown(request_id=request_id, scope=TEARDOWN_SCOPE_SESSION, name=str(answered))
+            return batch(Frame(call=call, register_teardown=registration))
+
+        await self._one_by_one(call, count, message)
+
+    async def _one_by_one(self, call: int, count: int, message: Callable[[int, int], bytes]) -> None:
+        repeated = await self._repeat(call, message, 1)
+        await repeated.answered(count + 1)
+        await repeated.stop()
+        took = [end - begin for begin, end in pairwise(repeated.answered_at[: count + 1])]
+        await self._finish(call, {"p50_ms": quantile(took[count // 10 :], 0.5) * 1e3})
+
+    async def _repeat(self, call: int, message: Callable[[int, int], bytes], width: int) -> Repeated:
+        repeated = self._asking[call] = Repeated(message, width, self._queue.append)
+        await self.flush()
+        return repeated
+
+    async def _finish(self, call: int, result: Answer | None = None) -> None:
         """Ends a lasting call with its result, unless a cancel has ended it."""
+        self._asking.pop(call, None)
         if self._lasting.pop(call, None) is not None:
-            self._queue.append(_DONE.fill(call))
+            done = _DONE if result is None else _returning(json.dumps(result).encode())
+            self._queue.append(done.fill(call))
             await self.flush()
 
     async def held(self) -> Answer:

@@ -54,17 +54,36 @@ class Caller:
         await asyncio.gather(*loops)
         return answer | {"progress": seen / done}
 
-    async def latency(self, *, tool: str, calls: int, arguments: dict[str, Any], keys: str = "") -> Answer:
+    async def latency(
+        self, *, tool: str, calls: int, arguments: dict[str, Any], keys: str = "", session: str | None = None
+    ) -> Answer:
         """Calls one at a time, each with a key of its own if `keys` is a prefix; a tenth is warm-up."""
         clock = time.perf_counter
         took: list[float] = []
         for number in range(calls):
-            options: pillion.CallOptions = {"idempotency_key": f"{keys}-{number}"} if keys else {}
+            options: pillion.CallOptions = {"session_id": session}
+            if keys:
+                options["idempotency_key"] = f"{keys}-{number}"
             begin = clock()
             await self._host.call(tool, arguments, **options)
             took.append(clock() - begin)
         took = took[calls // 10 :]
         return {"p50_ms": quantile(took, 0.5) * 1e3, "p99_ms": quantile(took, 0.99) * 1e3}
+
+    async def run(self, *, tool: str, arguments: dict[str, Any], session: str | None = None) -> Answer:
+        """One call, and what it returned."""
+        answer: Answer = await self._host.call(tool, arguments, session_id=session)
+        return answer
+
+    async def asked(self, *, count: int) -> Answer:
+        """One call that asks its caller `count` times, on a connection of its own that answers at once."""
+
+        async def echo(question: pillion.Question) -> Any:
+            return question.params
+
+        async with pillion.connect(self._target, can_answer={tools.ASKED: echo}) as host:
+            answer: Answer = await host.call(tools.ASK, {"count": count})
+            return answer
 
     async def cancels(self, *, calls: int) -> Answer:
         """Cancels `calls` held calls, one at a time, and says when each cancel was sent."""
@@ -121,6 +140,8 @@ async def main(target: str) -> None:
                     "closed": caller.closed,
                     "latency": caller.latency,
                     "paced": load.paced,
+                    "run": caller.run,
+                    "asked": caller.asked,
                     "cancels": caller.cancels,
                     "hold": caller.hold,
                     "idle": caller.idle,

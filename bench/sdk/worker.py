@@ -13,7 +13,7 @@ from typing import Any
 
 import pillion
 from bench import tools
-from bench.control import Answer, run, serve
+from bench.control import Answer, Window, quantile, run, serve
 
 REPORTS_A_TURN = 16
 """What `burst` reports before others get the event loop: half of what is kept where nobody takes it."""
@@ -78,14 +78,56 @@ class Tools:
             if not number % REPORTS_A_TURN:
                 await asyncio.sleep(0)
 
+    async def nest(self, width: int, seconds: float, watch: int, ctx: pillion.ToolContext) -> dict[str, Any]:
+        """Has `echo` run, `width` times at once: a fifth of `seconds` to warm up, and `seconds` that are measured."""
+        running, done = True, 0
+
+        async def loop() -> None:
+            nonlocal done
+            while running:
+                await ctx.tools.call(tools.ECHO, tools.ARGUMENTS)
+                done += 1
+
+        loops = [asyncio.ensure_future(loop()) for _ in range(width)]
+        await asyncio.sleep(seconds / 5)
+        window, before = Window(watch), done
+        await asyncio.sleep(seconds)
+        answer = window.close(done - before)
+        running = False
+        await asyncio.gather(*loops)
+        return answer
+
+    async def ask(self, count: int, ctx: pillion.ToolContext) -> dict[str, float]:
+        """Asks its caller `count` times, one after the other; a tenth is warm-up."""
+        took = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            await ctx.caller.request(tools.ASKED, tools.ARGUMENTS)
+            took.append(time.perf_counter() - begin)
+        return {"p50_ms": quantile(took[count // 10 :], 0.5) * 1e3}
+
+    async def keep(self, count: int, ctx: pillion.ToolContext) -> dict[str, float]:
+        """Registers `count` cleanups for its session, one after the other; a tenth is warm-up."""
+        took = []
+        for number in range(count):
+            begin = time.perf_counter()
+            await ctx.on_teardown(_clean_nothing, scope=pillion.TeardownScope.SESSION, name=str(number))
+            took.append(time.perf_counter() - begin)
+        return {"p50_ms": quantile(took[count // 10 :], 0.5) * 1e3}
+
+    async def held(self, name: str, count: int) -> dict[str, Any]:
+        """Holds something for its session, and returns its arguments."""
+        return {"name": name, "count": count}
+
     def named(self, name: str) -> pillion.Tool[..., Any]:
         """The tool of this name. It declares no output schema, as those of the baselines do not."""
         needs = [pillion.Need(tools.SERVICE)] if name == tools.SIGNED else []
-        return pillion.tool(output=None, needs=needs)(getattr(self, name))
+        holds = pillion.TeardownScope.SESSION if name == tools.HELD else None
+        return pillion.tool(output=None, needs=needs, holds=holds)(getattr(self, name))
 
     # --- the control line
 
-    async def held(self) -> Answer:
+    async def waiting(self) -> Answer:
         """How many calls wait for a cancel."""
         return {"held": self._held}
 
@@ -97,6 +139,10 @@ class Tools:
     async def bursts(self) -> Answer:
         """How many times `burst` has reported so far."""
         return {"sent": self._sent_in_bursts}
+
+
+async def _clean_nothing(_reason: pillion.TeardownReason) -> None:
+    """A cleanup with nothing to do."""
 
 
 async def main(target: str, name: str, token_file: str, concurrency: str, *names: str) -> None:
@@ -113,7 +159,7 @@ async def main(target: str, name: str, token_file: str, concurrency: str, *names
         return running.result()
     serving = asyncio.ensure_future(
         serve(
-            {"held": hosted.held, "cancels": hosted.cancels, "bursts": hosted.bursts},
+            {"held": hosted.waiting, "cancels": hosted.cancels, "bursts": hosted.bursts},
             instance=worker.instance_id,
         )
     )

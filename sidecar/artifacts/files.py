@@ -39,7 +39,7 @@ from sidecar.artifacts.reading import OpenFile
 from sidecar.artifacts.references import well_formed
 from sidecar.artifacts.room import Totals
 from sidecar.artifacts.uploads import OpenUpload, T, Uploads
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import Scope
 from sidecar.storage import Database
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sidecar.artifacts.port import ArtifactCorrupt
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.storage.refusals import refusing
 
 _DIRECTORY = 0o700

@@ -20,8 +20,8 @@ from sidecar.artifacts.requests import origin_of
 from sidecar.calls.call import Call
 from sidecar.calls.causes import not_placed
 from sidecar.calls.outcome import failed, failure
-from sidecar.calls.ports import StoreUnavailable
 from sidecar.calls.result import effects_of_return, over_ceiling
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
 

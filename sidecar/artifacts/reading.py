@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 
 from sidecar.artifacts.checks import end_of
 from sidecar.artifacts.port import CHUNK_BYTES, ArtifactCorrupt, ArtifactMeta
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 
 _CHUNKS_AT_ONCE = 2
 

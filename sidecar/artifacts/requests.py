@@ -26,7 +26,8 @@ from sidecar.artifacts.tokens import CallTokens
 from sidecar.artifacts.transfers import Download, Slot
 from sidecar.calls.call import Call
 from sidecar.calls.outbound import call_over, refused
-from sidecar.calls.ports import Assignment, Responder, StoreUnavailable
+from sidecar.calls.ports import Assignment, Responder
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import Scope
 
 # The largest meta has its texts, its parents and what frames them.

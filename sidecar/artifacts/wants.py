@@ -17,7 +17,8 @@ from sidecar.artifacts.tokens import CallTokens
 from sidecar.artifacts.transfers import Download
 from sidecar.calls.call import Call
 from sidecar.calls.outcome import Refusal, cut
-from sidecar.calls.ports import Assignment, StoreUnavailable
+from sidecar.calls.ports import Assignment
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.calls.strict_json import parse
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope

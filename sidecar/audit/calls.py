@@ -73,6 +73,10 @@ class CallAudit:
             told += f',"parent":"{call.parent.execution_id}"'
         if call.joins:
             told += ',"joined":true'
+        if call.resumption is not None:
+            told += f',"resumes":"{call.resumption.pause.execution_id}"'
+        if call.caller.detaches:
+            told += ',"detached":true'
         if call.anchor is not None:
             told += f',"parent_anchor":{{"asserted":{quoted(redact(call.anchor))}}}'
         if call.arguments is not None:
@@ -84,6 +88,8 @@ class CallAudit:
             reason = outcome.failure
             effects = SideEffects.Name(reason.side_effects).removeprefix(_PREFIX)
             return f',"outcome":"{kind_name(reason.kind)}","side_effects":"{effects}"'
+        if _has(outcome, "paused"):
+            return f',"outcome":"PAUSED","ask":{quoted(self._redact(outcome.paused.ask.kind))}'
         told = ',"outcome":"RESULT"'
         result = outcome.result
         if result.is_error:

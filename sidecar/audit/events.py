@@ -11,6 +11,7 @@ from sidecar.audit.chain import quoted
 from sidecar.audit.log import AuditLog
 from sidecar.audit.names import Names
 from sidecar.calls.firing import reason_name, scope_name
+from sidecar.calls.paused import PausedCall
 from sidecar.calls.ports import EndedScope
 from sidecar.credentials.facade import CredentialEvent
 from sidecar.scope import UNTIL_THE_STOP, Owner, Principal, Registration, ScopeKey
@@ -79,6 +80,14 @@ class EventAudit:
         """An operator asked a call to stop."""
         self._add("call_cancelled", {"execution": execution, **self._by(operator)})
 
+    def followed(self, principal: Principal, execution: str) -> None:
+        """Somebody follows a detached call from now on."""
+        self._add("call_followed", {"execution": execution, **self._by(principal)})
+
+    def lost_detached(self, execution: str, tool: str) -> None:
+        """A detached call ran when the sidecar was killed, and ended with that."""
+        self._add("detached_call_lost", {"execution": execution, "tool": self._redact(tool)})
+
     def shut_down(self, operator: Principal, grace: float | None) -> None:
         """An operator asked the sidecar to stop."""
         self._add("shutdown", {"grace_seconds": grace, **self._by(operator)})
@@ -98,6 +107,19 @@ class EventAudit:
     def lost(self, registration: Registration) -> None:
         """The instance that kept a cleanup is gone for good, and the cleanup with it."""
         self._teardown("lost", registration, {"reason": "worker-lost"})
+
+    def pause_ended(self, why: str, paused: PausedCall) -> None:
+        """A paused call ended without being resumed: it expired, its scope ended, or the sidecar stopped in it."""
+        self._add(
+            "pause_ended",
+            {
+                "why": why,
+                "tool": self._redact(paused.pause.tool),
+                "execution": paused.pause.execution_id,
+                "caller": self._names("caller", paused.caller),
+                **self._of(paused.owner),
+            },
+        )
 
     def scope_ended(self, key: ScopeKey, by: Principal, ended: EndedScope) -> None:
         """Somebody ended a run or session."""

@@ -20,6 +20,8 @@ _Arguments = TypeVarTuple("_Arguments")
 
 _PRIVATE = 0o600
 _PRIVATE_DIRECTORY = 0o700
+_BUFFERED = 256
+"""How many entries are kept at most, with what they tell of, while nothing is sent that waits for them."""
 _SYNC_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
@@ -40,9 +42,10 @@ class Places(NamedTuple):
 class AuditLog:
     """One chain, in segments. For one process at a time, and one thread but for the syncs.
 
-    `add` buffers; `flush` writes all that is buffered in one go, so that the system has it. `run` does so once a
-    second, syncs it and seals how far the chain reached. Where it cannot be written, `failing` is true, entries are
-    lost and counted, and an entry `lost` says how many as soon as there is room again.
+    `add` buffers; `flush` writes all that is buffered in one go, so that the system has it. Where much is buffered that
+    is done at once, and `run` does so once a second, syncs it and seals how far the chain reached. Where it cannot be
+    written, `failing` is true, entries are lost and counted, and an entry `lost` says how many as soon as there is room
+    again.
     """
 
     def __init__(self, places: Places, key: Key, *, segment_bytes: int, segments_kept: int) -> None:
@@ -129,6 +132,8 @@ class AuditLog:
             self._unsaid += 1
         else:
             self._buffer.append((tell, arguments))
+            if len(self._buffer) >= _BUFFERED:
+                self.flush()
 
     def flush(self) -> None:
         """Writes what was added. To be called before what it tells of is sent; never raises."""

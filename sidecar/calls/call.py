@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Failure, SideEffects
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, Outcome, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls import causes, joining
 from sidecar.calls.clock import CallClock
 from sidecar.calls.context import renew
 from sidecar.calls.outbound import OutboundRequests, harmless
 from sidecar.calls.outcome import NONE, failed
+from sidecar.calls.paused import Pause, Resumption
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
 from sidecar.calls.state import CallState
 from sidecar.calls.tool import Tool
+from sidecar.scope import call_scope
 from sidecar.telemetry.spans import Span
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_has = Outcome.HasField
 _UNSAFE = Effects.EFFECTS_UNSAFE
 _LEAST_TIME = 1e-9
 _RECORDING = 0.1
@@ -62,6 +65,7 @@ class Call(CallClock):
         "joiners",
         "joins",
         "outcome",
+        "paused_inner",
         "reports",
         "settlement",
         "span",
@@ -90,7 +94,10 @@ class Call(CallClock):
         self.joiners: list[Call] | None = None
         self.inner: set[Call] | None = None
         """The calls that its tool made and that are not over."""
-        self.started_sent = False
+        self.paused_inner: list[Pause] | None = None
+        """Calls that its tool made and that have paused, until it pauses itself."""
+        self.started_sent = parent is not None
+        """Whether its `Started` was sent, if it is: a tool that makes a call knows when that began."""
         self.reports = 0
         """How often its tool reported."""
         self.worker_set: WorkerSet | None = None
@@ -140,6 +147,16 @@ class Call(CallClock):
 
     # --- to an instance
 
+    def go_on_from(self, resumption: Resumption) -> None:
+        """The call is another one's that has paused, which goes on."""
+        scope = self.scope if self.parent is None else self.parent.scope
+        if scope is None:
+            return
+        pause = resumption.pause
+        self.resumption, self.paused_inner = resumption, list(pause.inner)
+        self.kept_for = call_scope(scope.owner, pause.execution_id)
+        self._pipeline.teardowns.resume_call(self)
+
     def hold(self) -> None:
         """Goes back into the gates to wait for one of them, at most until the deadline."""
         self.state = _GATES
@@ -164,6 +181,25 @@ class Call(CallClock):
         self.settlement = self._pipeline.loop.create_future()
         self._route_again(self.tool)
         return await self.settlement
+
+    async def pause_and_settle(self, frame: Frame) -> Frame | None:
+        """Pauses before the tool is invoked, likewise."""
+        if self.done or self.tool is None:
+            return None
+        self.settlement = self._pipeline.loop.create_future()
+        self.pause(self.tool, frame, for_consent=True)
+        return await self.settlement
+
+    def pause(self, tool: Tool, frame: Frame, *, for_consent: bool = False) -> None:
+        """Waits for an answer from outside, as the outcome in this frame asks: that is its outcome once it is kept."""
+        pauses = self._pipeline.pauses
+        if pauses is None:
+            self.settle(failed(causes.not_paused(tool, effects_of_attempt(tool) if self._attempt else NONE)))
+        elif self.parent is not None:
+            self.settle(pauses.keep_inner(self, frame))
+        else:
+            effects = self.effects_so_far()
+            self._settle_by(pauses.keep(self, frame, for_consent=for_consent), causes.pause_unrecorded(tool, effects))
 
     def retime(self) -> None:
         """Its times are other ones than before."""
@@ -251,6 +287,22 @@ class Call(CallClock):
         frame.consent.url = url
         return self.sink.send(frame)
 
+    def started_frame(self) -> Frame:
+        """The `Started` of the call."""
+        frame = Frame()
+        started = frame.started
+        started.execution_id = self.execution_id
+        started.tool_call_id = self.tool_call_id
+        started.generation = self.generation
+        if self.joins:
+            started.joined = True
+        return frame
+
+    def tell_started(self) -> None:
+        """Tells the caller at once that the call is started."""
+        if not self.started_sent:
+            self._send_started()
+
     def told(self, frame: Frame) -> None:
         """Tells the tool what a call that it made reports, which may give way to newer."""
         if self._assignment is not None:
@@ -283,7 +335,9 @@ class Call(CallClock):
             takes_uploads = tool.places and self._pipeline.placer is not None
             outcome = checked(frame, tool, self._pipeline.redact, takes_uploads=takes_uploads)
             if tool.places and (placing := self._pipeline.placing(self, tool, outcome)) is not None:
-                self._place(tool, placing)
+                self._settle_by(placing, causes.not_placed(tool))
+            elif _has(outcome.outcome, "paused"):
+                self.pause(tool, outcome)
             else:
                 self.settle(outcome)
             return
@@ -384,6 +438,8 @@ class Call(CallClock):
         if self.span is not None and original.span is not None:
             self.span.join(original.span)
         self._set_due(self._pipeline.loop.time())
+        if self.caller.detaches:
+            self.tell_started()
 
     def effects_so_far(self) -> "SideEffects.ValueType":
         """What its tool may have done to the world by now, or the tool that runs for the call that it joined."""
@@ -411,8 +467,8 @@ class Call(CallClock):
             self.worker_set.withdraw(self)
         self.invocation = None
         self.outcome = frame
-        if self.kept_for is not None:
-            if frame.outcome.HasField("paused"):
+        if self.kept_for is not None or self.paused_inner:
+            if frame.outcome.HasField("paused") or self._goes_on_later:
                 self._pipeline.teardowns.pause_call(self)
             elif (tearing_down := self._pipeline.teardowns.end_call(self)) is not None:
                 self._tear_down(tearing_down)
@@ -450,6 +506,11 @@ class Call(CallClock):
 
     # --- parts of the above
 
+    @property
+    def _goes_on_later(self) -> bool:
+        """Whether its tool was not invoked, and it can be resumed by the same ticket once more."""
+        return self.resumption is not None and self.resumption.ticket_digest is not None and not self._attempt
+
     def _decide(self, cause: Failure, reason: "CancelReason.ValueType") -> None:
         """Fixes how the call ends. A tool that runs is asked to stop and given its grace; else this is the outcome."""
         if self._cause is not None or self.state in _ENDED:
@@ -482,8 +543,8 @@ class Call(CallClock):
 
     def _settled_in_vain(self) -> None:
         """What follows the tool's end took too long: the outcome goes out without it."""
-        if self.outcome is None and self.tool is not None:
-            self.settle(failed(causes.not_placed(self.tool)))
+        if self.outcome is None and self._cause is not None:
+            self.settle(failed(self._cause))
         if self._tears_down:
             self._torn_down()
         elif not self.done:
@@ -510,24 +571,25 @@ class Call(CallClock):
         if requests is not None:
             requests.cancel()
 
-    def _place(self, tool: Tool, placing: Coroutine[Any, Any, Frame]) -> None:
-        """Waits until the result is where it belongs, at most `teardown_grace`."""
+    def _settle_by(self, settling: Coroutine[Any, Any, Frame], in_vain: Failure) -> None:
+        """Waits for the outcome, at most `teardown_grace`; where it cannot be had, it is the failure."""
         self._begin_settling()
-        task = self._pipeline.loop.create_task(placing)
+        self._cause = in_vain
+        task = self._pipeline.loop.create_task(settling)
         self.at_end(task.cancel)
 
-        def placed(task: asyncio.Task[Frame]) -> None:
+        def settled(task: asyncio.Task[Frame]) -> None:
             if task.cancelled() or self.outcome is not None or self.done:
                 return
             error = task.exception()
             if error is None:
                 self.settle(task.result())
                 return
-            _log.error("a result could not be put", exc_info=error)
+            _log.error("what a tool ended in could not be put or kept", exc_info=error)
             self._pipeline.counters.add("internal_errors")
-            self.settle(failed(causes.not_placed(tool)))
+            self.settle(failed(in_vain))
 
-        task.add_done_callback(placed)
+        task.add_done_callback(settled)
 
     def _tear_down(self, tearing_down: "asyncio.Task[int]") -> None:
         """Waits for the cleanups of its scope, at most what is left of `teardown_grace`; they go on without it."""
@@ -581,11 +643,4 @@ class Call(CallClock):
 
     def _send_started(self) -> None:
         self.started_sent = True
-        frame = Frame()
-        started = frame.started
-        started.execution_id = self.execution_id
-        started.tool_call_id = self.tool_call_id
-        started.generation = self.generation
-        if self.joins:
-            started.joined = True
-        self.sink.send(frame)
+        self.sink.send(self.started_frame())

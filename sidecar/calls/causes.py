@@ -2,7 +2,8 @@
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
-from sidecar.calls.outcome import NONE, failure
+from sidecar._gen.pillion.v1.tool_pb2 import Effects
+from sidecar.calls.outcome import NONE, POSSIBLE, failure
 from sidecar.calls.result import effects_of_attempt, effects_of_return
 from sidecar.calls.tool import Tool
 
@@ -108,10 +109,45 @@ def outcome_unknown(tool: Tool) -> Failure:
     )
 
 
+def lost_with_sidecar(tool_name: str, effects: "Effects.ValueType") -> Failure:
+    """The sidecar was killed while it ran."""
+    if effects == Effects.EFFECTS_UNSAFE:
+        return failure(
+            FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN,
+            f"The sidecar was killed while {tool_name} ran; it may or may not have taken effect. Find out before you "
+            "run it again.",
+            POSSIBLE,
+        )
+    return failure(
+        FailureKind.FAILURE_KIND_WORKER_LOST,
+        f"The sidecar was killed while {tool_name} ran; it is safe to run it again.",
+        NONE if effects == Effects.EFFECTS_READ else POSSIBLE,
+        retryable=True,
+    )
+
+
 def not_placed(tool: Tool) -> Failure:
     """Its tool returned a result that could not be put where it belongs."""
     return failure(
         FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
         f"{tool.name} returned a result that is too large to be carried, and that could not be put as an artifact.",
         effects_of_return(tool),
+    )
+
+
+def not_paused(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
+    """Its tool paused where nobody keeps what has paused."""
+    return failure(
+        FailureKind.FAILURE_KIND_UNSUPPORTED,
+        f"{tool.name} paused, and this sidecar keeps no paused calls.",
+        side_effects,
+    )
+
+
+def pause_unrecorded(tool: Tool, side_effects: "SideEffects.ValueType") -> Failure:
+    """Its tool paused, and that could not be recorded."""
+    return failure(
+        FailureKind.FAILURE_KIND_INTERNAL,
+        f"{tool.name} paused, and the sidecar could not record it, so it cannot be resumed.",
+        side_effects,
     )

@@ -71,8 +71,16 @@ class CallClock(CallFacts, ABC):
             return self.remaining
         people = self._people
         if people is None:
-            return self._pipeline.limits.human_timeout if self.human_timeout is None else self.human_timeout
+            if self.human_timeout is not None:
+                return self.human_timeout
+            return self._pipeline.limits.human_timeout if self.parent is None else self.parent.people_left
         return people.left - (self._pipeline.loop.time() - people.since if people.asking else 0.0)
+
+    @property
+    def ends_by(self) -> float:
+        """When its outcome is told at the latest, by the loop's clock."""
+        limits = self._pipeline.limits
+        return self._latest + limits.cancel_grace + limits.teardown_grace
 
     def limit_time(self, tool: Tool | None) -> None:
         """Fixes the deadline from what the caller wishes and the tool allows.
@@ -97,9 +105,10 @@ class CallClock(CallFacts, ABC):
         """A time of the call may have come."""
 
     def keep_alive(self) -> None:
-        """A call that its tool waits for reports, so the tool is not idle."""
-        if self.idle_timeout is not None:
-            self._progressed_at = self._pipeline.loop.time()
+        """A call that its tool waits for reports, so the tool is not idle, nor is any that waits for it in turn."""
+        self._progressed_at = self._pipeline.loop.time()
+        if self.parent is not None:
+            self.parent.keep_alive()
 
     def ask_people(self) -> None:
         """Somebody is about to be asked: until all have answered, the call's clocks stand still."""

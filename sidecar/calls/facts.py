@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+from sidecar.calls.paused import Resumption
 from sidecar.calls.ports import Caller, Sink
 from sidecar.calls.tool import Tool
-from sidecar.scope import Scope, ScopeKey
+from sidecar.scope import Scope, ScopeKey, lasting_scopes
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -31,7 +31,9 @@ class CallFacts:
         "key",
         "levels",
         "parent",
+        "resumption",
         "run_id",
+        "run_of",
         "scope",
         "session_id",
         "sink",
@@ -59,6 +61,8 @@ class CallFacts:
         self.started_at = now
         self.parent = parent
         """The call whose tool made it; `None`: a caller did."""
+        self.resumption: Resumption | None = None
+        """What it goes on from; `None`: it is new."""
         self.levels = levels
         """How many levels of calls may be made below it."""
         self.tool_name = ""
@@ -67,6 +71,8 @@ class CallFacts:
         self.scope: Scope | None = None
         """Its storage scope, once it is decoded."""
         self.run_id: str | None = None
+        self.run_of: str | None = None
+        """The run that its teardowns are of, where that is known by another id as well."""
         self.session_id: str | None = None
         self.key: str | None = None
         """Its idempotency key."""
@@ -87,19 +93,18 @@ class CallFacts:
         self.instance_id: str | None = None
         """The newest instance that ran it."""
         self.kept_for: ScopeKey | None = None
-        """Its own teardown scope, once its tool has registered something for it."""
+        """Its own teardown scope, once its tool has registered something for it, or where it goes on from a pause."""
+
+    @property
+    def first_execution_id(self) -> str:
+        """The execution that it began with: another one where it goes on from a pause."""
+        return self.execution_id if self.resumption is None else self.resumption.pause.execution_id
 
     def lasting_scopes(self) -> list[ScopeKey]:
         """The run and the session that it is in, where the caller named them."""
-        scope = self.scope
-        if scope is None:
-            return []
-        keys = []
-        if self.run_id:
-            keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_RUN, scope.owner, self.run_id))
-        if self.session_id:
-            keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_SESSION, scope.owner, self.session_id))
-        return keys
+        return (
+            [] if self.scope is None else lasting_scopes(self.scope.owner, self.run_of or self.run_id, self.session_id)
+        )
 
     def ancestors(self) -> "Iterator[Call]":
         """The calls that wait for it, from the one that made it outwards."""

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
 from sidecar.calls.outcome import cut
-from sidecar.calls.ports import KeeperLost, Keepers, RegistrationStore, StoreUnavailable, TeardownReports
+from sidecar.calls.ports import KeeperLost, Keepers, TeardownReports
+from sidecar.calls.stores import RegistrationStore, StoreUnavailable
 from sidecar.scope import Registration
 from sidecar.telemetry import Counters
 
 _log = logging.getLogger(__name__)
 
-_CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _PREFIX = "TEARDOWN_REASON_"
 _SCOPE_PREFIX = "TEARDOWN_SCOPE_"
 _ERROR_BYTES = 1_024
@@ -27,8 +27,8 @@ class Claimed(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether it outlasts its call, and so is in the store."""
-        return self.registration.key.kind != _CALL
+        """Whether the store knows of it."""
+        return self.registration.is_stored
 
 
 class Firing:
@@ -44,8 +44,12 @@ class Firing:
         self._keepers = keepers
         self._grace = grace
         self._counters = counters
+        self._sent: set[str] = set()
+        """Of what is not over, what its instance was told to run: it may have, whatever is heard of it."""
         self._open: dict[str, dict[str, Claimed]] = {}
         """What was claimed and is not over, those that are owed with it, by instance and registration id."""
+        self.stand_in: Callable[[Registration, TeardownReason.ValueType], object] | None = None
+        """Has the cleanup call of a registration run, whose instance is gone and cannot have run the cleanup."""
 
     @property
     def open(self) -> int:
@@ -82,7 +86,7 @@ class Firing:
     async def _fire(
         self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType", claims: Sequence[Claimed]
     ) -> int:
-        is_recorded = await self._record(registrations, reason)
+        is_recorded = await self.record(registrations, reason)
         over: list[Registration] = []
         running: dict[asyncio.Future[str | None], Claimed] = {}
         for claimed in claims:
@@ -104,6 +108,7 @@ class Firing:
         registration = claimed.registration
         keeper = self._keepers.keeper(registration.worker, registration.instance_id)
         if keeper is not None:
+            self._sent.add(registration.id)
             running[keeper.fire(registration.id, claimed.reason, self._grace)] = claimed
         elif self._is_gone(claimed):
             over.append(registration)
@@ -122,14 +127,16 @@ class Firing:
                     over.append(claimed.registration)
                 continue
             else:
-                ran += self._ran(claimed, future.result())
+                ran += self.ran(claimed, future.result())
             self._close(claimed)
             over.append(claimed.registration)
         return ran
 
     async def forget(self, over: Iterable[Registration]) -> None:
         """Takes what is over out of the store."""
-        kept = [one for one in over if one.key.kind != _CALL]
+        over = tuple(over)
+        self._sent.difference_update(one.id for one in over)
+        kept = [one for one in over if one.is_stored]
         if not kept:
             return
         try:
@@ -147,6 +154,24 @@ class Firing:
         if self.reports is not None:
             self.reports.lost(registration)
 
+    def reopen(self, claimed: Claimed) -> None:
+        """Owes what an earlier sidecar had claimed. What that told the instance is not known."""
+        registration = claimed.registration
+        self._open.setdefault(registration.instance_id, {})[registration.id] = claimed
+        self._sent.add(registration.id)
+
+    def give_up(self, claimed: Claimed) -> bool:
+        """The instance of a cleanup is gone for good. Has its cleanup call stand in for it, or reports it as lost.
+
+        Answers whether it is over. A cleanup call does not stand in for what may have run.
+        """
+        registration, reason = claimed
+        if self.stand_in is not None and registration.cleanup is not None and registration.id not in self._sent:
+            self.stand_in(registration, reason)
+            return False
+        self.lost(registration)
+        return True
+
     def _is_open(self, claimed: Claimed) -> bool:
         """Whether nobody else has taken it over."""
         registration = claimed.registration
@@ -161,17 +186,16 @@ class Firing:
                 del self._open[registration.instance_id]
 
     def _is_gone(self, claimed: Claimed) -> bool:
-        """Reports a cleanup as lost, unless its instance may come back: then it is owed."""
+        """Gives a cleanup up, unless its instance may come back: then it is owed. Answers whether it is over."""
         registration = claimed.registration
         if self._keepers.may_return(registration.worker, registration.instance_id):
             return False
         self._close(claimed)
-        self.lost(registration)
-        return True
+        return self.give_up(claimed)
 
-    async def _record(self, claimed: Sequence[Registration], reason: "TeardownReason.ValueType") -> bool:
+    async def record(self, claimed: Sequence[Registration], reason: "TeardownReason.ValueType") -> bool:
         """Records that these are about to fire. False: it could not be, so that only their instances know."""
-        kept = [one for one in claimed if one.key.kind != _CALL]
+        kept = [one for one in claimed if one.is_stored]
         if kept:
             try:
                 await self.store.claim(kept, reason)
@@ -181,7 +205,7 @@ class Firing:
                 return False
         return True
 
-    def _ran(self, claimed: Claimed, wrong: str | None) -> bool:
+    def ran(self, claimed: Claimed, wrong: str | None) -> bool:
         """Reports one that has run. Answers whether it did well."""
         registration, reason = claimed
         if wrong is not None:
@@ -214,6 +238,9 @@ class NothingKept:
 
     async def claim(self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
         """Nor do claims."""
+
+    async def unclaim(self, registrations: Sequence[Registration]) -> None:
+        """Nor what becomes of those."""
 
     async def remove(self, registrations: Sequence[Registration]) -> None:
         """Nor is there anything to forget."""

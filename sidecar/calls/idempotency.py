@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
-from sidecar.calls.outcome import NONE, POSSIBLE, Refusal, failed, failure
-from sidecar.calls.ports import IdempotencyRecord, IdempotencyStore, StoreUnavailable
+from sidecar.calls.outcome import NONE, POSSIBLE, PauseWanted, Refusal, failed, failure
+from sidecar.calls.stores import IdempotencyRecord, IdempotencyStore, StoreUnavailable
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
 from sidecar.telemetry import Counters
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
+    from sidecar.calls.pauses import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class Requests:
     """
 
     def __init__(self, store: IdempotencyStore, counters: Counters) -> None:
+        self.pauses: Pauses | None = None
+        """Who keeps paused calls; `None`: nobody, and none pauses."""
         self._store = store
         self._counters = counters
         self._running: dict[tuple[str | None, str, str, str], tuple[Keyed, Call]] = {}
@@ -71,6 +74,9 @@ class Requests:
         if call.scope is None or call.invocation is None:
             return
         digest = hashlib.sha256(call.invocation.invoke.arguments).digest()
+        if (resumption := call.resumption) is not None and resumption.ticket_digest is not None:
+            # The same request is the same answer to the same pause.
+            digest = hashlib.sha256(digest + resumption.ticket_digest + resumption.answer).digest()
         request = Keyed(call.scope, tool, key, digest)
         running = self._running.get(request.address)
         if running is None:
@@ -101,13 +107,21 @@ class Requests:
                 return
             if call.done:
                 return
+            if call.caller.detaches:
+                call.tell_started()
             supplying = go_on()
             if supplying is not None:
                 await asyncio.wait((supplying,))
                 if supplying.cancelled():
                     return
+                if isinstance(wanted := supplying.exception(), PauseWanted):
+                    await self._begin(request, call)
+                    await self._record(request, await call.pause_and_settle(wanted.frame))
+                    return
                 supplying.result()
-            await self._store.begin(request.scope, request.tool.name, request.key, request.digest, call.execution_id)
+            if self.pauses is not None:
+                await self.pauses.claim(call)
+            await self._begin(request, call)
             # The call may have been cancelled while its record was written.
             await self._record(request, await call.route_and_settle())
         except Refusal as refusal:
@@ -119,8 +133,13 @@ class Requests:
             _log.exception("a request with an idempotency key failed inside the sidecar")
             call.settle(failed(failure(FailureKind.FAILURE_KIND_INTERNAL, "The sidecar failed.", POSSIBLE)))
         finally:
+            if self.pauses is not None:
+                await self.pauses.conclude(call)
             call.deliver()
             del self._running[request.address]
+
+    async def _begin(self, request: Keyed, call: "Call") -> None:
+        await self._store.begin(request.scope, request.tool.name, request.key, request.digest, call.execution_id)
 
     async def _record(self, request: Keyed, outcome: Frame | None) -> None:
         """Records an outcome; `None` and one without effects free the key."""
@@ -131,11 +150,20 @@ class Requests:
             ):
                 await self._store.free(scope, tool, key)
             else:
-                await self._store.finish(scope, tool, key, outcome.outcome.SerializeToString())
+                await self._store.finish(scope, tool, key, self._sealed(outcome.outcome).SerializeToString())
         except StoreUnavailable:
             # The call has its outcome all the same. Its record says that it runs, so an unsafe tool is not run again.
             self._counters.add("unrecorded_outcomes")
             _log.exception("an outcome could not be recorded under its idempotency key")
+
+    def _sealed(self, outcome: Outcome) -> Outcome:
+        """The outcome as it is recorded: a ticket is never, only what it can be told by again."""
+        if self.pauses is None or not outcome.HasField("paused"):
+            return outcome
+        sealed = Outcome()
+        sealed.CopyFrom(outcome)
+        sealed.paused.ticket = self.pauses.tickets.seed_of(outcome.paused.ticket).hex()
+        return sealed
 
     def _answer(self, record: IdempotencyRecord, request: Keyed) -> Frame | None:
         """What a request that ran before is answered; `None`: it may run again."""
@@ -145,6 +173,9 @@ class Requests:
             self._counters.add("replayed_calls")
             frame = Frame()
             frame.outcome.ParseFromString(record.outcome)
+            if self.pauses is not None and frame.outcome.HasField("paused"):
+                paused = frame.outcome.paused
+                paused.ticket = self.pauses.tickets.of(bytes.fromhex(paused.ticket))
             return frame
         if request.tool.effects != Effects.EFFECTS_UNSAFE:
             return None

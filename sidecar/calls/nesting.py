@@ -7,16 +7,17 @@ from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
-from sidecar.calls.context import set_seconds
-from sidecar.calls.outbound import call_over, refused
+from sidecar._gen.pillion.v1.outcome_pb2 import Ask
+from sidecar.calls.outbound import Pending, call_over, refused
+from sidecar.calls.paused import Resumption, digest_of_arguments
 from sidecar.calls.questions import Question
+from sidecar.calls.request import NO_ARGUMENTS
 from sidecar.scope import Principal
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.pipeline import Pipeline
 
-_LEAST_TIME = 1e-9
 _UNSUPPORTED = ReplyErrorCode.REPLY_ERROR_CODE_UNSUPPORTED
 
 
@@ -29,35 +30,34 @@ class Nesting:
 
     def __init__(self, pipeline: "Pipeline") -> None:
         self._pipeline = pipeline
-        self._made: dict[Call, int] = {}
-        """How many calls each call has made, of those that made any."""
+        self._callers: dict[Call, _OuterCaller] = {}
+        """Whom the inner calls of each call are for, of those that made any."""
 
-    async def call(self, outer: "Call", request: OutboundRequest) -> Frame:
+    def call(self, outer: "Call", request: OutboundRequest) -> Frame | Pending:
         """The answer to `tools_call`: how the inner call ended."""
         if not outer.levels:
             return self._too_deep(request.request_id)
         if outer.invocation is None:
             return call_over(request.request_id)
-        number = self._made.get(outer, 0) + 1
-        if number == 1:
-            outer.at_end(lambda: self._made.pop(outer, None))
-        self._made[outer] = number
-        sink = _Answer(outer, request.request_id)
-        start = _start(request, outer, outer.invocation.invoke.context, f"{outer.tool_call_id}#inner-{number}")
-        inner = self._pipeline.start(start, _OuterCaller(outer), sink, outer)
-        if inner.done:
+        caller = self._callers.get(outer)
+        if caller is None:
+            caller = self._callers[outer] = _OuterCaller(outer, _facts(outer.invocation.invoke.context))
+            outer.at_end(lambda: self._callers.pop(outer, None))
+        start = _start(request, caller.facts, f"{outer.tool_call_id}#inner-{caller.calls + 1}")
+        resumption = _resumption(outer, start) if outer.resumption is not None else None
+        if isinstance(resumption, Ask):
+            return _still_paused(request.request_id, resumption)
+        answer = _Answer(outer, request.request_id)
+        caller.calls += 1
+        inner = self._pipeline.start(start, caller, answer, outer, resumption)
+        if answer.refusal is not None:
             # Refused, which takes no number.
-            self._made[outer] = number - 1
-        outer.inner = outer.inner or set()
+            caller.calls -= 1
+            return answer.refusal
+        if outer.inner is None:
+            outer.inner = set()
         outer.inner.add(inner)
-        try:
-            outcome = await sink.outcome
-        finally:
-            outer.inner.discard(inner)
-            inner.end_with_parent()
-        answer = Frame()
-        answer.reply.request_id = request.request_id
-        answer.reply.tool_outcome.CopyFrom(outcome.outcome)
+        answer.inner = inner
         return answer
 
     def has(self, outer: "Call", request: OutboundRequest) -> Frame:
@@ -77,16 +77,51 @@ class Nesting:
         )
 
 
+def _resumption(outer: "Call", start: Start) -> Resumption | Ask | None:
+    """How a call that a tool makes goes on from one that paused before the outer one did.
+
+    The `Ask` of one that the answer was not for: it still waits. `None`: nothing of the kind has paused.
+    """
+    kept, resumption = outer.paused_inner, outer.resumption
+    if not kept or resumption is None:
+        return None
+    digest = digest_of_arguments(start.arguments if start.HasField("arguments") else NO_ARGUMENTS)
+    for inner in kept:
+        if inner.tool == start.tool and inner.digest == digest and inner in resumption.pause.inner:
+            if inner is not resumption.answered:
+                return Ask.FromString(inner.ask)
+            kept.remove(inner)
+            return Resumption(inner, resumption.answer)
+    return None
+
+
+def _still_paused(request_id: int, ask: Ask) -> Frame:
+    """The answer where what is called has paused, and what came meanwhile was the answer to another."""
+    answer = Frame()
+    answer.reply.request_id = request_id
+    answer.reply.tool_outcome.paused.ask.CopyFrom(ask)
+    return answer
+
+
 class _OuterCaller:
     """Whom an inner call is for: the caller of the outer one, without taking its places."""
 
-    def __init__(self, outer: "Call") -> None:
-        self.principal: Principal = outer.caller.principal
+    def __init__(self, outer: "Call", facts: bytes) -> None:
+        self.facts = facts
+        """What its calls are started with, serialised."""
         self.in_flight = 0
         self.congested = False
         self.overfull = False
         self.takes_consent = False
+        self.calls = 0
+        """How many calls it has made that were not refused."""
+        self.detaches = False
         self._outer = outer
+
+    @property
+    def principal(self) -> Principal:
+        """Who the caller is."""
+        return self._outer.caller.principal
 
     @property
     def answerable(self) -> frozenset[str] | None:
@@ -102,9 +137,9 @@ class _OuterCaller:
         """Takes a question for the caller."""
         return self._outer.caller.ask(question)
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: Question) -> None:
         """A question needs no answer any more."""
-        self._outer.caller.forget(number)
+        self._outer.caller.forget(number, question)
 
     def leaves(self, call: "Call") -> None:
         """Inner calls are not joined, so the caller leaves none of them to others."""
@@ -116,18 +151,33 @@ class _OuterCaller:
         """Nor does it take any over."""
 
 
-class _Answer:
-    """Where the frames of an inner call go: reports and the outcome to the outer tool."""
+class _Answer(Pending):
+    """How an inner call ends, and where its frames go: reports and the outcome to the outer tool."""
+
+    __slots__ = ("_outer", "inner", "refusal")
 
     def __init__(self, outer: "Call", request_id: int) -> None:
-        self.outcome: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        super().__init__(request_id)
+        self.inner: Call | None = None
+        """The call, while it runs."""
+        self.refusal: Frame | None = None
+        """The answer where the call was over at once."""
         self._outer = outer
-        self._request_id = request_id
 
     def send(self, frame: Frame) -> bool:
-        """Takes the outcome; the outer tool knows when the call began."""
-        if frame.HasField("outcome") and not self.outcome.done():
-            self.outcome.set_result(frame)
+        """Takes the outcome."""
+        if not frame.HasField("outcome"):
+            return True
+        reply = Frame()
+        reply.reply.request_id = self._number
+        reply.reply.tool_outcome.CopyFrom(frame.outcome)
+        inner, self.inner = self.inner, None
+        if inner is None:
+            self.refusal = reply
+            return True
+        if self._outer.inner is not None:
+            self._outer.inner.discard(inner)
+        self.answer(reply)
         return True
 
     def report(self, frame: Frame) -> None:
@@ -135,17 +185,24 @@ class _Answer:
         self._outer.keep_alive()
         told = Frame()
         told.progress.payload = frame.progress.payload
-        told.progress.request_id = self._request_id
+        told.progress.request_id = self._number
         told.coalesced = frame.coalesced
         self._outer.told(told)
 
+    def cancel(self) -> None:
+        """The outer call is over, or its tool is: soon the inner call is, too."""
+        super().cancel()
+        # Not in the middle of what ends the outer one: where an instance is lost, it may have run both.
+        asyncio.get_running_loop().call_soon(self._end)
 
-def _start(request: OutboundRequest, outer: "Call", context: ToolContext, tool_call_id: str) -> Start:
-    """What an inner call is started with, by the facts of the outer one. What that does not name is not named."""
-    asked = request.tools_call
-    start = Start(tool=asked.tool, tool_call_id=tool_call_id, iteration=context.iteration)
-    if asked.HasField("arguments"):
-        start.arguments = asked.arguments
+    def _end(self) -> None:
+        if self.inner is not None:
+            self.inner.end_with_parent()
+
+
+def _facts(context: ToolContext) -> bytes:
+    """What every call that a tool makes is started with, serialised. What its own call does not name is not named."""
+    start = Start(iteration=context.iteration)
     if context.HasField("identity"):
         start.identity.CopyFrom(context.identity)
     for name in ("run_id", "session_id", "parent_anchor"):
@@ -153,7 +210,17 @@ def _start(request: OutboundRequest, outer: "Call", context: ToolContext, tool_c
             setattr(start, name, getattr(context, name))
     if context.HasField("trace"):
         start.trace.CopyFrom(context.trace)
+    return start.SerializeToString()
+
+
+def _start(request: OutboundRequest, facts: bytes, tool_call_id: str) -> Start:
+    """What an inner call is started with."""
+    asked = request.tools_call
+    start = Start.FromString(facts)
+    start.tool = asked.tool
+    start.tool_call_id = tool_call_id
+    if asked.HasField("arguments"):
+        start.arguments = asked.arguments
     if request.HasField("timeout"):
         start.timeout.CopyFrom(request.timeout)
-    set_seconds(start.human_timeout, max(outer.people_left, _LEAST_TIME))
     return start

@@ -30,6 +30,34 @@ _TIMED = frozenset(("caller_request", "tools_call"))
 _RETRY_AFTER = 1.0
 
 
+class Pending:
+    """An answer that comes by itself, once, without a task that waits for it."""
+
+    __slots__ = ("_number", "_requests")
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._requests: OutboundRequests | None = None
+
+    def awaited(self, requests: "OutboundRequests") -> None:
+        """Its tool waits for it."""
+        self._requests = requests
+
+    def answer(self, reply: Frame) -> None:
+        """It is there; the tool gets it if that still waits."""
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            requests.answered(self._number, reply)
+
+    def done(self) -> bool:
+        """Whether it came, or is waited for no more."""
+        return self._requests is None
+
+    def cancel(self) -> None:
+        """It is waited for no more."""
+        self._requests = None
+
+
 class OutboundRequests:
     """The requests of one running tool that are not answered yet.
 
@@ -42,7 +70,7 @@ class OutboundRequests:
     def __init__(self, call: "Call", pipeline: "Pipeline") -> None:
         self._call = call
         self._pipeline = pipeline
-        self._open: dict[int, asyncio.Task[None]] = {}
+        self._open: dict[int, asyncio.Task[None] | Pending] = {}
 
     def ask(self, request: OutboundRequest) -> None:
         """Answers a request, now or when its answer is there."""
@@ -63,7 +91,7 @@ class OutboundRequests:
     def _answer(
         self,
         number: int,
-        respond: Callable[[], Frame | Coroutine[Any, Any, Frame]],
+        respond: Callable[[], Frame | Pending | Coroutine[Any, Any, Frame]],
         patience: float | None,
         late: "ReplyErrorCode.ValueType",
     ) -> None:
@@ -91,21 +119,30 @@ class OutboundRequests:
         if isinstance(answer, Frame):
             self._reply(answer)
             return
+        if isinstance(answer, Pending):
+            self._open[number] = answer
+            answer.awaited(self)
+            return
         task = self._pipeline.loop.create_task(self._wait(number, answer, patience, late))
         self._open[number] = task
         task.add_done_callback(lambda _: self._settled(number, answer))
 
+    def answered(self, number: int, reply: Frame) -> None:
+        """The answer to a request that was pending is there."""
+        del self._open[number]
+        self._reply(reply)
+
     def refuse(self) -> None:
         """The call ends while its tool still runs: what is open is refused."""
-        for number, task in self._open.items():
-            if not task.done():
+        for number, answer in self._open.items():
+            if not answer.done():
                 self._reply(call_over(number))
         self.cancel()
 
     def cancel(self) -> None:
         """The tool is gone, and nobody waits for an answer any more."""
-        for task in self._open.values():
-            task.cancel()
+        for answer in self._open.values():
+            answer.cancel()
 
     async def _wait(
         self,

@@ -30,6 +30,17 @@ class Refusal(Exception):
         self.failure.issues.extend(issues)
 
 
+class PauseWanted(Exception):
+    """A gate waits for somebody outside, longer than a call lasts. Raised before the tool was invoked."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.frame = Frame()
+        """The outcome frame of the pause."""
+        self.frame.outcome.paused.ask.kind = kind
+        self.frame.outcome.paused.ask.message = message
+
+
 def failure(
     kind: "FailureKind.ValueType",
     message: str,

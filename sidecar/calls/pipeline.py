@@ -17,24 +17,18 @@ from sidecar.calls.admission import Admission
 from sidecar.calls.call import Call
 from sidecar.calls.clocks import Clocks
 from sidecar.calls.context import invocation
+from sidecar.calls.detached import Detached
 from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.nesting import Nesting
 from sidecar.calls.outbound import is_asked_to_stop
-from sidecar.calls.outcome import NONE, Refusal, failed, failure, kind_name
-from sidecar.calls.ports import (
-    Assignment,
-    Audit,
-    Caller,
-    Catalogue,
-    IdempotencyStore,
-    Placer,
-    Responder,
-    Sink,
-    Supplier,
-)
+from sidecar.calls.outcome import NONE, PauseWanted, Refusal, failed, failure, kind_name
+from sidecar.calls.paused import Resumption
+from sidecar.calls.pauses import Pauses
+from sidecar.calls.ports import Assignment, Audit, Caller, Catalogue, Placer, Responder, Sink, Supplier, WorkerSet
 from sidecar.calls.request import decode, usable_id
+from sidecar.calls.stores import IdempotencyStore
 from sidecar.calls.strict_json import parse
 from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
@@ -49,6 +43,7 @@ _log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
 
 _has = Outcome.HasField
+_says = Start.HasField
 _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
 _RETRY_AFTER = 1.0
 _PERISHABLE = ("needs",)
@@ -91,6 +86,8 @@ class Pipeline:
         """Who is told what happens to calls; `None`: nobody looks on."""
         self.audit: Audit | None = None
         """Who keeps a record of calls; `None`: nobody."""
+        self.detached: Detached | None = None
+        """Who keeps detached calls; `None`: nobody, and a call that is to be detachable is refused."""
         self.suppliers: dict[str, Supplier] = {}
         """Who puts in what tools declare: under `wants` and under `needs`."""
         nesting = Nesting(self)
@@ -104,6 +101,8 @@ class Pipeline:
         """Whether tools have an artifact store."""
         self.placer: Placer | None = None
         """Who moves large results; `None`: nobody, and they are refused."""
+        self.pauses: Pauses | None = None
+        """Who keeps paused calls; `None`: nobody, and none pauses."""
         self.issued_to: frozenset[str] = frozenset()
         """The worker sets that there are credentials for: their tools are told so."""
         self.redact: Callable[[str], str] | None = None
@@ -115,24 +114,40 @@ class Pipeline:
         self._catalogue = catalogue
         self._policy = policy
 
-    def start(self, start: Start, caller: Caller, sink: Sink, parent: Call | None = None) -> Call:
+    def start(
+        self,
+        start: Start,
+        caller: Caller,
+        sink: Sink,
+        parent: Call | None = None,
+        resumption: Resumption | None = None,
+    ) -> Call:
         """Starts a call, of a caller or of the tool of another. It may be done on return.
 
-        Its `Started` and outcome go to the sink in any case.
+        Its `Started` and outcome go to the sink in any case. `resumption`: what one of a tool goes on from.
         """
         now = self.loop.time()
         tool_call_id = start.tool_call_id
         if not tool_call_id or (parent is None and not usable_id(tool_call_id)):
             tool_call_id = ""
         call = Call(self, caller, sink, tool_call_id, now, parent)
+        if resumption is not None:
+            call.go_on_from(resumption)
         if self.tracer is not None:
             call.span = self.tracer.begin(start.trace)
         self._enter(call)
         try:
             self._admit(call, start, now)
         except Exception as reason:
-            self._turn_away(call, reason)
+            self.turn_away(call, reason)
         return call
+
+    def run(self, call: Call, start: Start) -> None:
+        """Has a call of the sidecar's own pass the gates. It may be done on return."""
+        if self.tracer is not None:
+            call.span = self.tracer.begin(start.trace)
+        self._enter(call)
+        self.gate(call, self._admit, call, start, self.loop.time())
 
     def refuse(self, refusal: Refusal, caller: Caller, sink: Sink, tool_call_id: str = "") -> None:
         """Answers a call that is not even looked at, as any other: `Started` and an outcome."""
@@ -147,7 +162,7 @@ class Pipeline:
         try:
             step(*arguments)
         except Exception as reason:
-            self._turn_away(call, reason)
+            self.turn_away(call, reason)
 
     @contextmanager
     def watched(self, tool: str | None) -> Iterator[Watcher]:
@@ -172,7 +187,7 @@ class Pipeline:
         if _has(outcome, "failure"):
             self.counters.add(f"failures.{kind_name(outcome.failure.kind)}")
         else:
-            self.counters.add("results")
+            self.counters.add("pauses" if _has(outcome, "paused") else "results")
         seconds = self.loop.time() - call.started_at
         self.durations.add(seconds)
         if self.watch is not None:
@@ -212,7 +227,7 @@ class Pipeline:
         if call.scope is None or tool not in self._catalogue.snapshot.tools:
             return False
         try:
-            self._check_policy(call.caller.principal, call.scope, tool)
+            self.check_policy(call.caller.principal, call.scope, tool)
         except Refusal:
             return False
         return True
@@ -245,16 +260,20 @@ class Pipeline:
         self.running.add(call)
         self.counters.add("calls")
 
-    def _turn_away(self, call: Call, reason: Exception) -> None:
+    def turn_away(self, call: Call, reason: Exception) -> None:
+        """Ends a call that a gate did not let pass, or has it pause there."""
         if isinstance(reason, Refusal):
             call.refused(reason.failure)
+            return
+        if isinstance(reason, PauseWanted) and call.tool is not None:
+            call.pause(call.tool, reason.frame, for_consent=True)
             return
         _log.error("a gate failed; the call was refused", exc_info=reason)
         self.counters.add("internal_errors")
         call.refused(_failed_before())
 
     def _admit(self, call: Call, start: Start, now: float) -> None:
-        """Gates 1 to 4, and the wait for a tool that is configured and not there yet."""
+        """What comes before the gates: whether calls are taken at all, and whether this one resumes another."""
         caller, audit, parent = call.caller, self.audit, call.parent
         # While the sidecar drains, running calls finish with all that belongs to them.
         if parent is None and (
@@ -263,6 +282,19 @@ class Pipeline:
             raise self._no_room(caller)
         if audit is not None and audit.refuses:
             raise _unaudited()
+        if parent is None and _says(start, "resume"):
+            if self.pauses is None:
+                raise Refusal(FailureKind.FAILURE_KIND_UNSUPPORTED, "This sidecar resumes no calls; start a new one.")
+            self.pauses.resume(call, start)
+        else:
+            self.pass_gates(call, start, now)
+
+    def pass_gates(self, call: Call, start: Start, now: float) -> None:
+        """Gates 1 to 10 of a call with what its caller said, or had said before it paused.
+
+        :raises Refusal: if one refuses it.
+        """
+        caller, audit, parent = call.caller, self.audit, call.parent
         arguments, parsed, identity = decode(start, call, self.ids.process)
         if self.watch is not None:
             self.watch.started(call)
@@ -270,7 +302,7 @@ class Pipeline:
             call.arguments = arguments
         principal = caller.principal
         call.scope = scope = (
-            scope_of(principal, identity, call.session_id, call.run_id, call.execution_id)
+            scope_of(principal, identity, call.session_id, call.run_id, call.first_execution_id)
             if parent is None or parent.scope is None
             else parent.scope
         )
@@ -281,10 +313,12 @@ class Pipeline:
         expected = self._catalogue.expected(name) if tool is None else None
         if tool is None and expected is None:
             raise Refusal(_UNKNOWN_TOOL, _NO_TOOL)
-        self._check_policy(principal, scope, name)
+        self.check_policy(principal, scope, name)
         if call.run_id or call.session_id:
             self.teardowns.enter(call)
         call.invocation = invocation(start, call, arguments, identity, self.teardowns.secret)
+        if call.resumption is not None:
+            call.resumption.tell(call.invocation.invoke.context)
         if self.has_artifacts:
             call.invocation.invoke.context.has_artifacts = True
         if call.span is not None:
@@ -293,11 +327,17 @@ class Pipeline:
             self._fit(call, tool, parsed, now)
         elif expected is not None:
             call.limit_time(None)
-            call.route(expected, now)
+            if self.detached is not None and caller.detaches:
+                call.generation = self._catalogue.snapshot.generation
+                self.detached.open(call, partial(self._route_to, call, expected))
+            else:
+                call.route(expected, now)
 
     def _fit(self, call: Call, tool: Tool, arguments: object, now: float) -> None:
         """Gates 5 to 10."""
         is_new = call.tool is None
+        if tool.holds:
+            tool = tool.workers.version_for(call, tool)
         call.tool = tool
         call.generation = self._catalogue.snapshot.generation
         call.limit_time(tool)
@@ -307,29 +347,45 @@ class Pipeline:
                 f"The arguments do not fit the input schema of {tool.name}.",
                 issues=tool.arguments.issues(arguments),
             )
-        if is_new and call.key is not None:
+        if is_new and self.detached is not None and call.caller.detaches:
+            self.detached.open(call, partial(self._go_in, call, tool))
+        elif is_new and call.key is not None:
             self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
-            return
-        self._go_on(call, tool, self._provide(call, tool), now)
+        else:
+            self._go_on(call, tool, self._provide(call, tool), now)
+
+    def _go_in(self, call: Call, tool: Tool) -> None:
+        """Gates 6 to 10, for a call that can be followed now."""
+        if call.key is not None:
+            self.requests.enter(call, tool, call.key, partial(self._provide, call, tool))
+        else:
+            self._go_on(call, tool, self._provide(call, tool), self.loop.time())
+
+    def _route_to(self, call: Call, expected: WorkerSet) -> None:
+        """Waits for the tool, for a call that can be followed now."""
+        call.route(expected, self.loop.time())
 
     def _go_on(self, call: Call, tool: Tool, supplying: asyncio.Task[None] | None, now: float) -> None:
         """Gate 10, at once or when the task is done."""
         if supplying is None:
-            call.route(tool.workers, now)
+            self._route(call, tool, now)
         else:
             call.hold()
             supplying.add_done_callback(partial(self._supplied, call, tool))
+
+    def _route(self, call: Call, tool: Tool, now: float) -> None:
+        """Routes a call; before that, one that resumes another claims its ticket."""
+        resumption = call.resumption
+        if resumption is None or resumption.is_claimed or self.pauses is None:
+            call.route(tool.workers, now)
+        else:
+            self.pauses.run(call)
 
     def _provide(self, call: Call, tool: Tool) -> asyncio.Task[None] | None:
         """Gates 7 to 9. `None`: they are passed; else they are once the task is done, which ends with the call."""
         if not call.admitted and call.scope is not None and call.parent is None:
             self.admission.enter(call.scope.owner)
             call.admitted = True
-        if tool.unsupported is not None:
-            raise Refusal(
-                FailureKind.FAILURE_KIND_UNSUPPORTED,
-                f"{tool.name} declares {tool.unsupported}, which this sidecar does not provide.",
-            )
         return self._supply(call, tool, tool.declares) if tool.declares else None
 
     def _supply(self, call: Call, tool: Tool, what: Iterable[str]) -> asyncio.Task[None] | None:
@@ -361,23 +417,36 @@ class Pipeline:
         if call.outcome is not None or call.done:
             return
         if reason is None:
-            self.gate(call, call.route, tool.workers, self.loop.time())
+            self.gate(call, self._route, call, tool, self.loop.time())
         elif isinstance(reason, Exception):
-            self._turn_away(call, reason)
+            self.turn_away(call, reason)
+
+    def crowd_of(self, caller: Caller) -> Refusal | None:
+        """Why nothing more is to be begun for this caller, if so."""
+        most = self.limits.in_flight_per_stream
+        if caller.in_flight > most:
+            message = f"This stream has {most:,} calls in flight, which is the most."
+        elif caller.congested:
+            message = "Too much of what this stream was sent is unread; read on, then try again."
+        else:
+            return None
+        return Refusal(FailureKind.FAILURE_KIND_OVERLOADED, message, retryable=True, retry_after=_RETRY_AFTER)
 
     def _no_room(self, caller: Caller) -> Refusal:
         """Why a call of this caller cannot be taken now."""
-        kind = FailureKind.FAILURE_KIND_OVERLOADED
-        if self.draining:
-            kind = FailureKind.FAILURE_KIND_UNAVAILABLE
-            message = "The sidecar is stopping and takes no new calls; try another one, or again later."
-        elif caller.in_flight > self.limits.in_flight_per_stream:
-            message = f"This stream has {self.limits.in_flight_per_stream:,} calls in flight, which is the most."
-        else:
-            message = "Too much of what this stream was sent is unread; read on, then try again."
-        return Refusal(kind, message, retryable=True, retry_after=_RETRY_AFTER)
+        crowd = None if self.draining else self.crowd_of(caller)
+        return crowd or Refusal(
+            FailureKind.FAILURE_KIND_UNAVAILABLE,
+            "The sidecar is stopping and takes no new calls; try another one, or again later.",
+            retryable=True,
+            retry_after=_RETRY_AFTER,
+        )
 
-    def _check_policy(self, principal: Principal, scope: Scope, tool: str) -> None:
+    def check_policy(self, principal: Principal, scope: Scope, tool: str) -> None:
+        """Gate 4.
+
+        :raises Refusal: if policy does not let this caller run the tool for this subject.
+        """
         try:
             allowed, listed = self._policy.decide(principal, scope, tool)
         except Exception:
@@ -438,12 +507,18 @@ def _unaudited() -> Refusal:
     )
 
 
+def _kind_of(outcome: Outcome) -> str:
+    if _has(outcome, "failure"):
+        return kind_name(outcome.failure.kind)
+    return "PAUSED" if _has(outcome, "paused") else "RESULT"
+
+
 def _ended(call: Call, outcome: Outcome, redact: Callable[[str], str] | None) -> Ended:
     workers = call.tool.workers if call.tool is not None else call.worker_set
     return Ended(
         tool=call.tool_name if workers is not None else None,
         worker=workers.name if workers is not None else None,
-        kind=kind_name(outcome.failure.kind) if outcome.HasField("failure") else "RESULT",
+        kind=_kind_of(outcome),
         is_error=outcome.result.is_error,
         execution_id=call.execution_id,
         tool_call_id=call.tool_call_id if redact is None else redact(call.tool_call_id),

@@ -1,17 +1,18 @@
-"""What the life of a call needs of the rest: its caller, its tool's workers, and the idempotency records."""
+"""What the life of a call needs of the rest: its caller, its tool's workers, and the records of its stores."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest
-from sidecar.scope import Principal, Registration, Scope, ScopeKey
+from sidecar.scope import KeptInstance, Principal, Registration, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
+    from sidecar.calls.outbound import Pending
     from sidecar.calls.questions import Question
     from sidecar.calls.teardowns import Teardowns
     from sidecar.calls.tool import Tool
@@ -32,9 +33,18 @@ class Sink(Protocol):
 class Caller(Protocol):
     """The caller's side of a stream, or of one unary call."""
 
-    principal: Principal
     in_flight: int
     """Its unfinished calls, counted by the calls themselves."""
+
+    @property
+    def principal(self) -> Principal:
+        """Who it is."""
+        ...
+
+    @property
+    def detaches(self) -> bool:
+        """Whether it stands for callers that come and go, so that a call may be detachable."""
+        ...
 
     @property
     def answerable(self) -> frozenset[str] | None:
@@ -65,7 +75,7 @@ class Caller(Protocol):
         """Takes a question that is about to be sent; answers its number. The question hears what becomes of it."""
         ...
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: "Question") -> None:
         """A question needs no answer any more."""
         ...
 
@@ -79,6 +89,35 @@ class Caller(Protocol):
 
     def took_over(self, call: "Call") -> None:
         """A running call's sink is this caller's from now on, in place of one of its own that joined it."""
+        ...
+
+
+class Follower(Caller, Protocol):
+    """A caller on whose stream detached calls are followed, each by a call id of that stream."""
+
+    def follows(self, number: int, call: "Call | None") -> None:
+        """What it sends under this call id is for this call from now on; `None`: for none."""
+        ...
+
+    def follows_no_more(self, number: int) -> None:
+        """Nothing more is sent to it under this call id."""
+        ...
+
+
+class FollowerLane(Sink, Protocol):
+    """Where the frames of a detached call go on a follower's stream. They are stamped already."""
+
+    call: int
+    """The call id on that stream."""
+    handed_over: int
+    """How many frames were handed to the transport."""
+
+    def missed(self, count: int) -> None:
+        """So many reports are not sent; the next frame says so."""
+        ...
+
+    def replay(self, frame: Frame) -> None:
+        """Sends a frame that was kept. None of them gives way to newer; a report over the largest counts as lost."""
         ...
 
 
@@ -129,10 +168,17 @@ class WorkerSet(Protocol):
         """Whether an instance that takes calls has a tool of this name."""
         ...
 
+    def version_for(self, call: "Call", tool: "Tool") -> "Tool":
+        """The version of a tool that holds something that the call's run or session is bound to.
+
+        :raises Refusal: as INVALID_ARGUMENTS if the call does not name what it holds something for.
+        """
+        ...
+
     def place(self, call: "Call", now: float) -> None:
         """Gives the call an instance, now or when one is free: `call.placed` is called with the assignment.
 
-        :raises Refusal: as OVERLOADED if too many wait already.
+        :raises Refusal: as OVERLOADED if too many wait already, or if the instance that it is pinned to cannot take it.
         """
         ...
 
@@ -179,6 +225,10 @@ class Keepers(Protocol):
         """Whether an instance whose stream is not open may still come back."""
         ...
 
+    def expect(self, instance: KeptInstance) -> bool:
+        """Waits for an instance of an earlier sidecar to come back. False: it cannot."""
+        ...
+
     def relieved(self, worker: str, instance_id: str) -> None:
         """An instance keeps less than it did, and has run what it was to."""
         ...
@@ -223,8 +273,11 @@ class Supplier(Protocol):
         ...
 
 
-Responder: TypeAlias = Callable[["Call", OutboundRequest], Frame | Coroutine[Any, Any, Frame]]
-"""Answers one kind of request of running tools: at once, or when the coroutine ends; it is cancelled with the call."""
+Responder: TypeAlias = Callable[["Call", OutboundRequest], "Frame | Pending | Coroutine[Any, Any, Frame]"]
+"""Answers one kind of request of running tools: at once, when it comes, or when the coroutine ends.
+
+What is waited for is cancelled with the call.
+"""
 
 
 class Placer(Protocol):
@@ -252,64 +305,6 @@ class Audit(Protocol):
 
     def flush(self) -> None:
         """Records what has ended. Called before anybody is sent an outcome; never raises."""
-        ...
-
-
-class StoreUnavailable(Exception):
-    """A store could not read or write just now. Nothing is known to have been stored."""
-
-
-class IdempotencyRecord(NamedTuple):
-    """What is remembered of a request with an idempotency key."""
-
-    digest: bytes
-    """Of its arguments."""
-    execution_id: str
-    """The execution that ran for it."""
-    outcome: bytes | None
-    """Its serialised `Outcome`; `None` while it runs, and after a crash of the sidecar while it ran."""
-
-
-class IdempotencyStore(Protocol):
-    """Keeps the records of requests with a key. A key is bound to tenant, subject and tool.
-
-    Each method raises `StoreUnavailable` if the store cannot answer.
-    """
-
-    async def find(self, scope: Scope, tool: str, key: str) -> IdempotencyRecord | None:
-        """The record of a key, unless it has expired."""
-        ...
-
-    async def begin(self, scope: Scope, tool: str, key: str, digest: bytes, execution_id: str) -> None:
-        """Records that a request runs, in place of an expired or unfinished record. Synced on return."""
-        ...
-
-    async def finish(self, scope: Scope, tool: str, key: str, outcome: bytes) -> None:
-        """Records how it ended. Synced on return."""
-        ...
-
-    async def free(self, scope: Scope, tool: str, key: str) -> None:
-        """Forgets a key whose request had no effect."""
-        ...
-
-
-class RegistrationStore(Protocol):
-    """Keeps the registrations of runs, of sessions and of what lasts until the sidecar stops, also after its end.
-
-    What is called earlier is done earlier, whether its caller waits for it or not: of a registration that is added and
-    removed at once nothing is left. Each method raises `StoreUnavailable` if the store cannot answer.
-    """
-
-    async def add(self, registration: Registration) -> None:
-        """Keeps a registration. Synced on return: only then is it acknowledged."""
-        ...
-
-    async def claim(self, registrations: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
-        """Records that they are about to fire, and why. Synced on return: only then do they."""
-        ...
-
-    async def remove(self, registrations: Sequence[Registration]) -> None:
-        """Forgets registrations whose cleanup is done, or of which was reported. Unknown ones are passed over."""
         ...
 
 
@@ -342,3 +337,15 @@ class EndedScope(NamedTuple):
     """Of how many it is not known that they did, and well."""
     cancelled: int = 0
     """How many calls were cancelled."""
+
+
+class DetachedAudit(Protocol):
+    """What keeps a record of what becomes of detached calls, beside that of every call."""
+
+    def followed(self, principal: Principal, execution: str) -> None:
+        """Somebody follows a call from now on."""
+        ...
+
+    def lost_detached(self, execution: str, tool: str) -> None:
+        """A call ran when the sidecar was killed, and ended with that."""
+        ...

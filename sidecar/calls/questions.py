@@ -89,7 +89,7 @@ async def ask(call: "Call", request: OutboundRequest) -> Frame:
     except CallerGone:
         return _gone(number)
     finally:
-        caller.forget(told.request_id)
+        caller.forget(told.request_id, question)
         for link in chain:
             link.people_answered()
     return _answer(number, reply)
@@ -106,14 +106,14 @@ def _refusal(number: int, asked: CallerAsk, outermost: "Call") -> Frame | None:
         )
     if not asked.method or len(asked.method.encode()) > _METHOD_BYTES:
         return refused(number, _INVALID, f"A method has 1 to {_METHOD_BYTES} bytes.")
+    if outermost.caller.gone:
+        return _gone(number)
     if asked.method not in methods:
         return refused(
             number,
             ReplyErrorCode.REPLY_ERROR_CODE_UNSUPPORTED_BY_CALLER,
             "The caller did not declare that it answers this method; the context says what it answers.",
         )
-    if outermost.caller.gone:
-        return _gone(number)
     if outermost.caller.congested:
         return refused(
             number,

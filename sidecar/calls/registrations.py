@@ -42,7 +42,7 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
     elif kind == _SHUTDOWN:
         key = UNTIL_THE_STOP
     elif kind in _FACTS:
-        fact = call.run_id if kind == _RUN else call.session_id
+        fact = (call.run_of or call.run_id) if kind == _RUN else call.session_id
         if not fact:
             return _fact_missing(number, call, kind)
         key = ScopeKey(kind, scope.owner, fact)
@@ -53,7 +53,9 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
         return refused(number, _INVALID, wrong)
     cleanup = None
     if asked.HasField("cleanup_call"):
-        cleanup = CleanupCall(asked.cleanup_call.tool, asked.cleanup_call.arguments or _NO_ARGUMENTS)
+        cleanup = CleanupCall(
+            asked.cleanup_call.tool, asked.cleanup_call.arguments or _NO_ARGUMENTS, call.caller.principal
+        )
     return Registration(
         f"reg_{secrets.token_hex(_ID_BYTES)}",
         Address(key, assignment.instance_id, tool.name, asked.name if asked.HasField("name") else None),

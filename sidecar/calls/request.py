@@ -1,6 +1,6 @@
 """Gate 1: what a caller's `Start` says, decoded and held to its limits."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _ID_BYTES = 256
 _CERTAINLY_SHORT = _ID_BYTES // 4
-_NO_ARGUMENTS = b"{}"
+NO_ARGUMENTS = b"{}"
+"""What a call has that names none."""
 _INVALID = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
 _UNSUPPORTED = FailureKind.FAILURE_KIND_UNSUPPORTED
 _has = Start.HasField
@@ -32,8 +33,74 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Ide
     call.tool_name = tool_name = start.tool
     if not tool_name:
         raise Refusal(FailureKind.FAILURE_KIND_UNKNOWN_TOOL, "No tool was named; ListTools says which there are.")
-    if start.detachable or start.hops or _has(start, "resume") or _has(start, "on_behalf_of"):
-        _refuse_what_is_not_done(start, process)
+    if start.detachable or start.hops or _has(start, "on_behalf_of"):
+        _refuse_what_is_not_done(start, call, process)
+    identity = _read_facts(start, call)
+    arguments = start.arguments or (b"" if _has(start, "arguments") else NO_ARGUMENTS)
+    try:
+        return arguments, parse(arguments), identity
+    except JsonRefused as refused:
+        raise Refusal(_INVALID, f"The arguments are not JSON as it is taken here: {refused}") from None
+
+
+class Resumed(NamedTuple):
+    """What a `Start` that resumes a call says, beside the facts that it has like any other."""
+
+    ticket: str
+    answer: bytes
+    """JSON text; empty: none."""
+    tool: str
+    """Empty: it names none."""
+    arguments: bytes | None
+    identity: Identity | None
+    run_id: str | None
+    session_id: str | None
+
+
+def decode_resume(start: Start, call: "Call", process: str) -> Resumed:
+    """Decodes a `Start` that resumes a call, into the call that goes on. Whether its ticket opens anything is not seen.
+
+    :raises Refusal: if anything in it is malformed, over a limit, or not done here.
+    """
+    call.tool_name = start.tool
+    if start.detachable or start.hops or _has(start, "on_behalf_of"):
+        _refuse_what_is_not_done(start, call, process)
+    identity = _read_facts(start, call)
+    resume = start.resume
+    try:
+        if resume.answer:
+            parse(resume.answer)
+    except JsonRefused as refused:
+        raise Refusal(_INVALID, f"The answer is not JSON as it is taken here: {refused}") from None
+    return Resumed(
+        resume.ticket,
+        resume.answer,
+        start.tool,
+        start.arguments if _has(start, "arguments") else None,
+        identity,
+        call.run_id,
+        call.session_id,
+    )
+
+
+def usable_id(text: str) -> bool:
+    """Whether a caller's id may be carried on: not empty, and at most 256 bytes."""
+    return 0 < len(text) <= _CERTAINLY_SHORT or 0 < len(text.encode()) <= _ID_BYTES
+
+
+def _refuse_what_is_not_done(start: Start, call: "Call", process: str) -> None:
+    if start.detachable and not call.caller.detaches:
+        raise Refusal(
+            _UNSUPPORTED,
+            "A detachable call is started on a stream, where it can be followed; here leave detachable out.",
+        )
+    if _has(start, "on_behalf_of"):
+        raise Refusal(_UNSUPPORTED, "This sidecar does not act for the callers of others.")
+    if process in start.hops:
+        raise Refusal(FailureKind.FAILURE_KIND_PROTOCOL, "The call came back to a sidecar that it had passed already.")
+
+
+def _read_facts(start: Start, call: "Call") -> Identity | None:
     if _has(start, "tool_call_id") and not usable_id(start.tool_call_id) and call.parent is None:
         raise Refusal(_INVALID, "tool_call_id must have 1 to 256 bytes; leave it out to have one made.")
     if _has(start, "run_id"):
@@ -49,27 +116,7 @@ def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Ide
         identity = start.identity
         _check_identity(identity)
     _read_times(start, call)
-    arguments = start.arguments or (b"" if _has(start, "arguments") else _NO_ARGUMENTS)
-    try:
-        return arguments, parse(arguments), identity
-    except JsonRefused as refused:
-        raise Refusal(_INVALID, f"The arguments are not JSON as it is taken here: {refused}") from None
-
-
-def usable_id(text: str) -> bool:
-    """Whether a caller's id may be carried on: not empty, and at most 256 bytes."""
-    return 0 < len(text) <= _CERTAINLY_SHORT or 0 < len(text.encode()) <= _ID_BYTES
-
-
-def _refuse_what_is_not_done(start: Start, process: str) -> None:
-    if start.detachable:
-        raise Refusal(_UNSUPPORTED, "This sidecar does not detach calls; start it without detachable.")
-    if _has(start, "resume"):
-        raise Refusal(_UNSUPPORTED, "This sidecar does not resume calls; start a new one.")
-    if _has(start, "on_behalf_of"):
-        raise Refusal(_UNSUPPORTED, "This sidecar does not act for the callers of others.")
-    if process in start.hops:
-        raise Refusal(FailureKind.FAILURE_KIND_PROTOCOL, "The call came back to a sidecar that it had passed already.")
+    return identity
 
 
 def _read_times(start: Start, call: "Call") -> None:

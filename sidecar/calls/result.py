@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, Outcome, Result, SideEffects
+from sidecar._gen.pillion.v1.outcome_pb2 import Ask, Failure, FailureKind, Outcome, Result, SideEffects
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.outcome import COMMITTED, NONE, POSSIBLE, cut, failed, failure
 from sidecar.calls.strict_json import JsonRefused, parse
@@ -30,6 +30,11 @@ _has = Outcome.HasField
 _result_has = Result.HasField
 _ISSUES = 10
 _ISSUE_BYTES = 256
+PAUSE_STATE_BYTES = 65_536
+"""How much a tool may keep for its resume."""
+_ASK_KIND_BYTES = 128
+_ASK_SCHEMA_BYTES = 32_768
+_MESSAGE_BYTES = 4_096
 _SAID = (NONE, POSSIBLE, COMMITTED)
 
 
@@ -76,13 +81,7 @@ def checked(frame: Frame, tool: Tool, redact: Callable[[str], str] | None, *, ta
     if outcome.HasField("failure"):
         return _believed(frame, tool, redact or str)
     if outcome.HasField("paused"):
-        return failed(
-            failure(
-                FailureKind.FAILURE_KIND_UNSUPPORTED,
-                f"{tool.name} paused, and this sidecar does not pause calls yet.",
-                effects_of_attempt(tool),
-            )
-        )
+        return _asked(frame, tool, redact or str)
     return failed(
         failure(
             FailureKind.FAILURE_KIND_INTERNAL,
@@ -148,6 +147,52 @@ def _misfit(frame: Frame, tool: Tool) -> Failure | None:
         cut(f"The result of {tool.name} does not fit the output schema it declares: {wrong}"),
         effects_of_return(tool),
     )
+
+
+def _asked(frame: Frame, tool: Tool, redact: Callable[[str], str]) -> Frame:
+    """The pause, held to its bounds and without what is not the worker's to say."""
+    paused = frame.outcome.paused
+    ask = paused.ask
+    if len(paused.state) > PAUSE_STATE_BYTES:
+        return failed(
+            failure(
+                FailureKind.FAILURE_KIND_RESULT_TOO_LARGE,
+                f"{tool.name} paused with {len(paused.state):,} bytes of state, and {PAUSE_STATE_BYTES:,} "
+                "are the most; have it keep an artifact.",
+                effects_of_attempt(tool),
+            )
+        )
+    ask.kind, ask.message = redact(ask.kind), redact(ask.message)
+    if ask.HasField("schema"):
+        ask.schema = redact(ask.schema.decode(errors="replace")).encode()
+    wrong = _wrong_ask(ask)
+    if wrong is not None:
+        return failed(
+            failure(
+                FailureKind.FAILURE_KIND_INTERNAL,
+                f"The worker of {tool.name} paused with {wrong}.",
+                effects_of_attempt(tool),
+            )
+        )
+    paused.ClearField("ticket")
+    frame.outcome.ClearField("uploaded_reference")
+    return frame
+
+
+def _wrong_ask(ask: Ask) -> str | None:
+    if not 0 < len(ask.kind.encode()) <= _ASK_KIND_BYTES:
+        return f"a kind of ask that has not 1 to {_ASK_KIND_BYTES} bytes"
+    if not 0 < len(ask.message.encode()) <= _MESSAGE_BYTES:
+        return f"a message that has not 1 to {_MESSAGE_BYTES:,} bytes"
+    if not ask.HasField("schema"):
+        return None
+    if len(ask.schema) > _ASK_SCHEMA_BYTES:
+        return f"a schema of over {_ASK_SCHEMA_BYTES:,} bytes"
+    try:
+        parse(ask.schema)
+    except JsonRefused:
+        return "a schema that is not JSON as it is taken here"
+    return None
 
 
 def _believed(frame: Frame, tool: Tool, redact: Callable[[str], str]) -> Frame:

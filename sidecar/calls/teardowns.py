@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -12,12 +12,26 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
-from sidecar.calls.firing import Firing, scope_name
+from sidecar.calls.cleanup import CleanupCalls
+from sidecar.calls.firing import Claimed, Firing, scope_name
 from sidecar.calls.outbound import refused
 from sidecar.calls.outcome import Refusal
-from sidecar.calls.ports import EndedScope, Keepers, StoreUnavailable
+from sidecar.calls.paused import Pause
+from sidecar.calls.pinning import PinRecord
+from sidecar.calls.ports import EndedScope, Keepers
 from sidecar.calls.registrations import registration_of, scope_ending, too_many
-from sidecar.scope import Principal, Registration, Registry, ScopeEnding, ScopeKey, ScopeLimits
+from sidecar.calls.stores import StoreUnavailable
+from sidecar.scope import (
+    Kept,
+    Owner,
+    Principal,
+    Registration,
+    Registry,
+    ScopeEnding,
+    ScopeKey,
+    ScopeLimits,
+    call_scope,
+)
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -28,6 +42,7 @@ _log = logging.getLogger(__name__)
 _CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _RUN = TeardownScope.TEARDOWN_SCOPE_RUN
 _SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
+_WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 _LASTING = (_RUN, _SESSION)
 _ENDS = {_RUN: TeardownReason.TEARDOWN_REASON_RUN_END, _SESSION: TeardownReason.TEARDOWN_REASON_SESSION_END}
 _RETRY_AFTER = 1.0
@@ -50,6 +65,11 @@ class Teardowns:
         self.firing = Firing(keepers, pipeline.limits.teardown_grace, pipeline.counters)
         self.at_scope_end: list[ScopeHook] = []
         """Who ends what of a scope is not running, such as calls that are paused; each answers how many it ended."""
+        self.registry.repinned = self._repinned
+        self.firing.stand_in = self._stand_in
+        self.pins: PinRecord | None = None
+        """Who has the store know of pins; `None`: nobody."""
+        self.cleanups = CleanupCalls(pipeline, self.firing, limits.cleanup_patience)
         self._pipeline = pipeline
         self._keepers = keepers
         self._limits = limits
@@ -70,22 +90,22 @@ class Teardowns:
 
         :raises Refusal: if one of them is being ended.
         """
-        entered: list[ScopeKey] = []
+        if call.run_id and call.scope is not None:
+            call.run_of = self.registry.run_of(call.scope.owner, call.run_id)
+        entered = call.lasting_scopes()
         try:
-            for key in call.lasting_scopes():
-                self.registry.enter(key)
-                entered.append(key)
+            self.hold(entered)
         except ScopeEnding:
-            self._leave(entered)
             raise Refusal(
                 FailureKind.FAILURE_KIND_UNAVAILABLE,
                 "The run or session of this call is being ended; one of the same id begins when it has.",
                 retryable=True,
                 retry_after=_RETRY_AFTER,
             ) from None
-        call.at_end(partial(self._leave, entered))
+        call.at_end(partial(self.leave, entered))
 
-    def _leave(self, keys: Iterable[ScopeKey]) -> None:
+    def leave(self, keys: Iterable[ScopeKey]) -> None:
+        """Whatever was in these scopes is over."""
         for key in keys:
             self.registry.leave(key)
             emptied = self._emptied.get(key)
@@ -96,17 +116,69 @@ class Teardowns:
 
     def end_call(self, call: "Call") -> "asyncio.Task[int] | None":
         """Fires what is kept for a call's end; done when all of it has run or its time is up. `None`: nothing is."""
-        key = call.kept_for
-        if key is None:
-            return None
-        self._of_calls.discard(key)
-        claimed = self.registry.claim(key)
+        claimed = []
+        if call.kept_for is not None:
+            self._of_calls.discard(call.kept_for)
+            claimed += self.registry.claim(call.kept_for)
+        if call.paused_inner and call.scope is not None:
+            claimed += self._claim_paused(call.scope.owner, call.paused_inner)
         return self._task(self.firing.fire(claimed, TeardownReason.TEARDOWN_REASON_CALL_END)) if claimed else None
 
     def pause_call(self, call: "Call") -> None:
         """A call has paused: what is kept for its end stays, though it does not run."""
         if call.kept_for is not None:
             self._of_calls.discard(call.kept_for)
+
+    def resume_call(self, call: "Call") -> None:
+        """A call goes on that had paused."""
+        if call.kept_for is not None and self.registry.kept_for(call.kept_for):
+            self._of_calls.add(call.kept_for)
+
+    async def store_paused(self, owner: Owner, pause: Pause) -> None:
+        """Has what is kept for the end of a call that pauses outlast the sidecar. Synced on return.
+
+        :raises StoreUnavailable: if it cannot be stored.
+        """
+        for execution_id in pause.execution_ids():
+            for registration in self.registry.kept_for(call_scope(owner, execution_id)):
+                if not registration.is_stored:
+                    registration.is_stored = True
+                    await self.firing.store.add(registration)
+
+    def kept_for_paused(self) -> bool:
+        """Whether anything is kept for the end of a call that an earlier sidecar ran."""
+        return any(key.kind == _CALL for key in self.registry.scopes())
+
+    def end_others(self, paused: Container[str]) -> None:
+        """Fires what is kept for the ends of calls that an earlier sidecar ran, but for those that are paused still."""
+        for key in self.registry.scopes():
+            if key.kind == _CALL and key.fact not in paused:
+                self._fire(self.registry.claim(key), TeardownReason.TEARDOWN_REASON_CALL_END)
+
+    def end_paused(self, owner: Owner, pause: Pause) -> None:
+        """Fires what was kept for the end of a call that had paused, which nobody resumes any more."""
+        self._fire(self._claim_paused(owner, (pause,)), TeardownReason.TEARDOWN_REASON_CALL_END)
+
+    def hold(self, keys: Iterable[ScopeKey]) -> None:
+        """A paused call is in these scopes until `leave`.
+
+        :raises ScopeEnding: if one of them is being ended; it is in none of them then.
+        """
+        entered: list[ScopeKey] = []
+        try:
+            for key in keys:
+                self.registry.enter(key)
+                entered.append(key)
+        except ScopeEnding:
+            self.leave(entered)
+            raise
+
+    def _claim_paused(self, owner: Owner, pauses: Iterable[Pause]) -> list[Registration]:
+        claimed: list[Registration] = []
+        for pause in pauses:
+            for execution_id in pause.execution_ids():
+                claimed += self.registry.claim(call_scope(owner, execution_id))
+        return claimed
 
     # --- registrations
 
@@ -205,6 +277,7 @@ class Teardowns:
         While it ends it takes no new calls; afterwards one of the same id is a new one. Ends once, also where several
         ask at once, and also where who asked goes away.
         """
+        key = self.registry.resolved(key)
         ending = self._endings.get(key)
         if ending is not None:
             await asyncio.wait((ending,))
@@ -257,9 +330,12 @@ class Teardowns:
         """Returns when nothing fires any more."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        if self.pins is not None:
+            await self.pins.settled()
 
     def close(self) -> None:
-        """Drops the timer, at the end of the sidecar."""
+        """Drops the timer, and begins nothing any more, at the end of the sidecar."""
+        self.cleanups.is_stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -290,9 +366,13 @@ class Teardowns:
         """Whether an instance keeps any cleanup, or is to run one."""
         return self.firing.is_open(instance_id) or bool(self.registry.kept_by(instance_id))
 
+    def holds(self, instance_id: str) -> bool:
+        """Whether a scope is pinned to an instance."""
+        return bool(self.registry.pins_to(instance_id))
+
     def outlasts(self, instance_id: str) -> bool:
-        """Whether an instance keeps something for a run, a session or a paused call."""
-        return any(
+        """Whether an instance keeps or holds something for a run, a session or a paused call."""
+        return self.holds(instance_id) or any(
             one.key.kind in _LASTING or (one.key.kind == _CALL and one.key not in self._of_calls)
             for one in self.registry.kept_by(instance_id)
         )
@@ -325,21 +405,55 @@ class Teardowns:
         for reason, claimed in by_reason.items():
             self._spawn(self.firing.fire(claimed, reason))
         gone = [one.registration for one in owed if one.registration.id not in still]
-        self._lose([one for number, one in kept.items() if number not in still and self.registry.claim_one(one)])
+        self._lose(
+            Claimed(one, _WORKER_LOST)
+            for number, one in kept.items()
+            if number not in still and self.registry.claim_one(one)
+        )
         self._spawn(self.firing.forget(gone))
         known = kept.keys() | {one.registration.id for one in owed}
         return [number for number in listed if number not in known]
 
     def lost(self, instance_id: str) -> None:
-        """An instance is gone for good, and what it kept with it, which is reported."""
-        owed = [one.registration for one in self.firing.take_open(instance_id)]
-        self._lose([*owed, *self._claimed(self.registry.claim_instance(instance_id))])
+        """An instance is gone for good. Cleanup calls stand in for what it kept, and the rest is reported."""
+        self._lose(self.firing.take_open(instance_id))
+        self._lose(Claimed(one, _WORKER_LOST) for one in self._claimed(self.registry.claim_instance(instance_id)))
 
-    def _lose(self, registrations: Sequence[Registration]) -> None:
-        for registration in registrations:
-            self.firing.lost(registration)
-        if registrations:
-            self._spawn(self.firing.forget(registrations))
+    def recover(self, kept: Kept) -> None:
+        """Takes over what an earlier sidecar has left, before anything else is kept."""
+        gone = [instance.id for instance in kept.instances if not self._keepers.expect(instance)]
+        for pin in kept.pins:
+            self.registry.pin(*pin)
+        stood_in: list[Registration] = []
+        for registration, reason in kept.registrations:
+            if reason is None:
+                self.registry.register(registration)
+        for registration, reason in reversed(kept.registrations):
+            if reason == _WORKER_LOST:
+                # Its cleanup call was made, or was about to be, and is not made twice.
+                stood_in.append(registration)
+                self.firing.lost(registration)
+            elif reason is not None:
+                self.firing.reopen(Claimed(registration, reason))
+        self._spawn(self.firing.forget(stood_in))
+        for instance_id in gone:
+            self.lost(instance_id)
+        self._watch_idle()
+
+    def _lose(self, claimed: Iterable[Claimed]) -> None:
+        over = [one.registration for one in claimed if self.firing.give_up(one)]
+        if over:
+            self._spawn(self.firing.forget(over))
+
+    def _stand_in(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
+        self._spawn(self.cleanups.stand_in(registration, reason))
+
+    def _repinned(self, key: ScopeKey, worker: str, before: str | None, after: str | None) -> None:
+        if before is not None and not self.registry.pins_to(before):
+            # Later: what is claimed right now is not to be claimed for another reason.
+            self._pipeline.loop.call_soon(self._keepers.relieved, worker, before)
+        if self.pins is not None:
+            self.pins.changed(key, worker, after)
 
     # --- parts of the above
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.tool_pb2 import Effects, ToolDescriptor
 from sidecar.calls.ports import WorkerSet
 from sidecar.calls.schema import Schema
@@ -32,5 +33,5 @@ class Tool:
     """Which of `wants` and `needs` it declares, in the order of their gates."""
     places: bool
     """Whether a large result goes to an artifact."""
-    unsupported: str | None
-    """What the tool declares that this sidecar cannot do yet, as a word for its refusal; `None`: nothing."""
+    holds: "TeardownScope.ValueType"
+    """What it holds something for, RUN or SESSION, whose calls all go to one instance; 0: nothing."""

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -22,6 +23,8 @@ from sidecar.config import ConfigRefused
 
 TOOL_ERROR = 1
 """The exit code where the tool returned, and says that its result is an error."""
+PAUSED = 3
+"""The exit code where the call waits for an answer from outside."""
 FIRST_FAILURE = 10
 """A failure's exit code is this and the number of its kind in the protocol."""
 INTERRUPTED = 130
@@ -64,26 +67,14 @@ async def _call(options: argparse.Namespace) -> int:
             idle_timeout=options.idle_timeout,
             idempotency_key=options.key,
             identity=identity,
+            detachable=options.detach,
             **place,
         )
-        interrupts = _Interrupts(running, progress)
-        try:
-            async with running:
-                async for report in running:
-                    progress.show(report.payload)
-                result = await running.raw()
-        except errors.Unreachable:
-            raise Unreachable(reach.target) from None
-        except errors.CallFailed as failed:
-            progress.clear()
-            return _failed(failed, interrupted=interrupts.count > 0)
-        except errors.CallPaused as paused:
-            progress.clear()
-            tell(f"The tool waits for an answer: {paused}")
-            return FIRST_FAILURE
-        finally:
-            interrupts.close()
-        progress.clear()
+        if options.detach:
+            return await detached(running, options.tool, reach.target)
+        result = await ended(running, progress, reach.target)
+        if isinstance(result, int):
+            return result
         if options.save is not None:
             kept = host.artifacts.within(identity=identity, execution_id=running.execution_id, **place)
             await files.save(kept, result, options.save)
@@ -92,6 +83,46 @@ async def _call(options: argparse.Namespace) -> int:
     if result.json is not None:
         say(result.json.decode())
     return TOOL_ERROR if result.is_error else 0
+
+
+async def ended(running: pillion.Call, progress: ProgressLine, target: str) -> pillion.Result | int:
+    """The result of a call, which is begun here; or the exit code, once it was told why there is none.
+
+    :raises Unreachable: if the sidecar is not there.
+    """
+    interrupts = _Interrupts(running, progress)
+    try:
+        async with running:
+            async for report in running:
+                progress.show(report.payload)
+            return await running.raw()
+    except errors.Unreachable:
+        raise Unreachable(target) from None
+    except errors.CallFailed as failed:
+        progress.clear()
+        return tell_failed(failed, interrupted=interrupts.count > 0)
+    except errors.CallPaused as pause:
+        progress.clear()
+        return tell_paused(pause.paused)
+    finally:
+        interrupts.close()
+        progress.clear()
+
+
+async def detached(running: pillion.Call, tool: str, target: str) -> int:
+    """Lets go of a call, which is begun here; prints what is needed to follow it, and to cancel it.
+
+    :raises Unreachable: if the sidecar is not there.
+    """
+    try:
+        async with running:
+            ticket = await running.detach()
+            say(json.dumps({"ticket": ticket, "execution_id": running.execution_id, "tool": tool}))
+    except errors.Unreachable:
+        raise Unreachable(target) from None
+    except errors.CallFailed as failed:
+        return tell_failed(failed, interrupted=False)
+    return 0
 
 
 async def _arguments(
@@ -147,7 +178,18 @@ class _Interrupts:
         self._cancelling = asyncio.ensure_future(self._call.cancel())
 
 
-def _failed(failed: errors.CallFailed, *, interrupted: bool) -> int:
+def tell_paused(paused: pillion.Paused) -> int:
+    """Tells a person what is asked, and whoever reads the output the ticket."""
+    tell(f"The tool waits for an answer ({paused.kind}): {paused.message}")
+    tell("Give it by `pillion resume --answer JSON`, with what was written to stdout as its stdin.")
+    told = {"kind": paused.kind, "message": paused.message, "schema": paused.schema}
+    ticket = paused.ticket.reveal() if paused.ticket is not None else None
+    say(json.dumps({**told, "ticket": ticket}, ensure_ascii=False))
+    return PAUSED
+
+
+def tell_failed(failed: errors.CallFailed, *, interrupted: bool) -> int:
+    """Tells of a call that did not return; answers the exit code."""
     tell(f"{failed.kind.name}: {failed.message}")
     for issue in failed.issues:
         tell(f"  {issue.path or '/'}: {issue.message}")

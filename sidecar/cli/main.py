@@ -11,6 +11,7 @@ from pathlib import Path
 from sidecar.cli.artifact_arguments import add_artifacts
 from sidecar.cli.console import CannotSay, finish, tell
 from sidecar.cli.credential_arguments import add_credentials
+from sidecar.cli.follow_arguments import add_follow
 from sidecar.cli.scope_arguments import add_scope
 
 USAGE = 2
@@ -101,29 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     tools.add_argument("--json", action="store_true", help="print them whole, as JSON")
     tools.add_argument("tool", nargs="?", help="only this one, with its schemas")
 
-    call = _add(commands, "call", "call", "call a tool; its result goes to stdout as JSON, its progress to stderr")
-    _add_caller(call)
-    call.add_argument("tool", help="the tool's name")
-    call.add_argument(
-        "--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument, typed by the tool's schema"
-    )
-    call.add_argument(
-        "--artifact",
-        action="append",
-        default=[],
-        metavar="NAME=@FILE",
-        help="a file, for an argument that the tool wants as an artifact",
-    )
-    call.add_argument("--save", type=Path, metavar="DIR", help="where to write the artifacts that the result names")
-    call.add_argument("--json", metavar="OBJECT", help="all arguments as one JSON object; - reads it from stdin")
-    call.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
-    call.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
-    call.add_argument("--key", metavar="KEY", help="an idempotency key: the same request runs once")
-    call.add_argument("--session", metavar="ID", help="the session the call belongs to")
-    call.add_argument("--run", metavar="ID", help="the run the call belongs to")
-    call.add_argument("--tenant", metavar="NAME", help="the tenant the call is for")
-    call.add_argument("--principal", metavar="NAME", help="whom the call is for")
-    call.add_argument("--quiet", action="store_true", help="show no progress")
+    _add_call(commands)
+    _add_resume(commands)
+    follow = _add(commands, "follow", "follow", "follow a detached call, as `pillion call` shows it")
+    add_follow(follow, _add_caller)
 
     calls = _add(commands, "operate", "calls", "list the calls that run now")
     calls.set_defaults(action="calls")
@@ -168,6 +150,49 @@ def _parser() -> argparse.ArgumentParser:
 
     _add(commands, "version", "version", "print the version")
     return parser
+
+
+def _add_call(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    call = _add(commands, "call", "call", "call a tool; its result goes to stdout as JSON, its progress to stderr")
+    _add_caller(call)
+    call.add_argument("tool", help="the tool's name")
+    call.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument, typed by the tool's schema"
+    )
+    call.add_argument(
+        "--artifact",
+        action="append",
+        default=[],
+        metavar="NAME=@FILE",
+        help="a file, for an argument that the tool wants as an artifact",
+    )
+    call.add_argument("--save", type=Path, metavar="DIR", help="where to write the artifacts that the result names")
+    call.add_argument("--json", metavar="OBJECT", help="all arguments as one JSON object; - reads it from stdin")
+    call.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take")
+    call.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
+    call.add_argument("--key", metavar="KEY", help="an idempotency key: the same request runs once")
+    call.add_argument("--session", metavar="ID", help="the session the call belongs to")
+    call.add_argument("--run", metavar="ID", help="the run the call belongs to")
+    call.add_argument("--tenant", metavar="NAME", help="the tenant the call is for")
+    call.add_argument("--principal", metavar="NAME", help="whom the call is for")
+    call.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    resume = _add(commands, "resume", "resume", "answer a call that paused, and see it to its end as `call` does")
+    _add_caller(resume)
+    resume.add_argument(
+        "ticket",
+        nargs="?",
+        help="its ticket; without it stdin has it, alone or as `call` wrote it, where no other user can see it",
+    )
+    resume.add_argument("--answer", metavar="JSON", help="the answer; without it none is given")
+    resume.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take from now")
+    resume.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
+    resume.add_argument("--key", metavar="KEY", help="an idempotency key: the same answer is given once")
+    resume.add_argument("--tenant", metavar="NAME", help="the tenant that the call is for")
+    resume.add_argument("--principal", metavar="NAME", help="whom the call is for")
+    resume.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _add(

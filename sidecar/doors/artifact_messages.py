@@ -13,7 +13,7 @@ from sidecar.artifacts import (
 )
 from sidecar.artifacts.transfers import TransferRefused
 from sidecar.calls.outcome import NONE, Refusal, failure
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import Principal, Scope, scope_of
 
 _FACT_BYTES = 256

@@ -27,7 +27,7 @@ from sidecar.artifacts import ArtifactError, ArtifactStore, InvalidArtifact, Upl
 from sidecar.artifacts.messages import data_message, eviction_message, input_from, meta_message, shape_from
 from sidecar.artifacts.port import DEFAULT_PAGE, LARGEST_PAGE
 from sidecar.calls.outcome import Refusal
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.doors.access import Context, check_admitted
 from sidecar.doors.artifact_messages import failure_of, scope_from
 from sidecar.doors.bulk import Bulk, receive, send

@@ -18,7 +18,7 @@ from sidecar.artifacts.checks import end_of
 from sidecar.artifacts.messages import eviction_message, meta_message
 from sidecar.artifacts.transfers import TransferRefused
 from sidecar.calls.outcome import NONE, Refusal, failure
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.doors.access import Context
 from sidecar.doors.artifact_messages import failure_of
 from sidecar.doors.status import refuse, tell

@@ -8,6 +8,7 @@ from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
+from sidecar.calls.detached_call import Following
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.questions import Question
@@ -17,6 +18,7 @@ from sidecar.wire.batch import FrameHead
 from sidecar.wire.limits import WireLimits
 from sidecar.wire.outbox import Lane
 from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stream_error
+from sidecar.wire.replay import ReplayLane
 from sidecar.wire.stream import FrameStream
 
 _CONSENT = "consent"
@@ -32,7 +34,9 @@ _FORWARDED_REASONS = frozenset(
 
 
 class ExecuteSession:
-    """The sidecar's end of one `Execute` stream, and the caller of its calls."""
+    """The sidecar's end of one `Execute` stream, the caller of its calls, and the follower of detached ones."""
+
+    detaches = False
 
     def __init__(
         self,
@@ -62,6 +66,9 @@ class ExecuteSession:
         self._wire_limits = wire_limits
         self._until = until
         self._calls: dict[int, Call] = {}
+        """By their ids, those that run for it, and those that it follows."""
+        self._followings: dict[int, Following] = {}
+        """By their ids, its parts in detached calls, from the first frame to the last."""
         self._questions: dict[int, Question] = {}
         self._last_question = 0
         self._last_call = 0
@@ -86,8 +93,7 @@ class ExecuteSession:
         lane = call.sink
         if isinstance(lane, Lane):
             self._calls.pop(lane.call, None)
-        if self._half_closed and not self._calls:
-            self._stream.finish()
+        self._finish_if_over()
 
     def ask(self, question: Question) -> int:
         """Takes a question that is about to be sent; answers its number on this stream."""
@@ -95,14 +101,16 @@ class ExecuteSession:
         self._questions[number] = question
         return number
 
-    def forget(self, number: int) -> None:
-        """A question needs no answer any more."""
-        self._questions.pop(number, None)
+    def forget(self, number: int, question: Question) -> None:
+        """A question needs no answer any more. Another follower's may have had the same number."""
+        if self._questions.get(number) is question:
+            del self._questions[number]
 
     def leaves(self, call: Call) -> None:
         """A call goes on without this caller."""
-        for question in tuple(self._questions.values()):
+        for number, question in tuple(self._questions.items()):
             if question.call is call:
+                del self._questions[number]
                 question.gone()
 
     def took_over(self, call: Call) -> None:
@@ -111,15 +119,30 @@ class ExecuteSession:
         if isinstance(lane, Lane):
             self._calls[lane.call] = call
 
+    # --- the follower of detached calls
+
+    def follows(self, number: int, call: Call | None) -> None:
+        """What comes under this call id is for this call from now on; `None`: for none."""
+        if call is not None:
+            self._calls[number] = call
+        else:
+            self._calls.pop(number, None)
+
+    def follows_no_more(self, number: int) -> None:
+        """Nothing more is sent under this call id."""
+        self._calls.pop(number, None)
+        self._followings.pop(number, None)
+        self._finish_if_over()
+
     # --- frames
 
     def _start(self, frame: Frame) -> None:
         lane = self._open(frame.call)
-        if lane is None:
+        if lane is None or self._has_expired(lane, frame.start.tool_call_id):
             return
-        if self._until is not None and time.time() >= self._until:
-            expired = Refusal(FailureKind.FAILURE_KIND_DENIED, EXPIRED)
-            self._pipeline.refuse(expired, self, lane, frame.start.tool_call_id)
+        detached = self._pipeline.detached
+        if frame.start.detachable and detached is not None:
+            self._keep(detached.start(frame.start, self, ReplayLane(self._outbox, lane.call), lane))
             return
         call = self._pipeline.start(frame.start, self, lane)
         if not call.done:
@@ -127,19 +150,39 @@ class ExecuteSession:
 
     def _follow(self, frame: Frame) -> None:
         lane = self._open(frame.call)
-        if lane is not None:
-            refusal = Refusal(
-                FailureKind.FAILURE_KIND_UNSUPPORTED, "This sidecar does not detach calls, so there is none to follow."
-            )
-            self._pipeline.refuse(refusal, self, lane)
+        if lane is None or self._has_expired(lane):
+            return
+        detached = self._pipeline.detached
+        if detached is not None:
+            self._keep(detached.follow(frame.follow, self, ReplayLane(self._outbox, lane.call), lane))
+            return
+        refusal = Refusal(
+            FailureKind.FAILURE_KIND_UNSUPPORTED, "This sidecar does not detach calls, so there is none to follow."
+        )
+        self._pipeline.refuse(refusal, self, lane)
+
+    def _keep(self, following: Following) -> None:
+        if not following.is_over:
+            self._followings[following.lane.call] = following
+
+    def _has_expired(self, lane: Lane, tool_call_id: str = "") -> bool:
+        """Whether what the caller has shown is good no more, which the call is refused for."""
+        if self._until is None or time.time() < self._until:
+            return False
+        self._pipeline.refuse(Refusal(FailureKind.FAILURE_KIND_DENIED, EXPIRED), self, lane, tool_call_id)
+        return True
 
     def _cancel(self, frame: Frame) -> None:
-        call = self._calls.get(frame.call)
-        if call is None:
-            self._pipeline.counters.add("late_cancels")
-            return
         reason = frame.cancel.reason
-        call.cancel(reason if reason in _FORWARDED_REASONS else CancelReason.CANCEL_REASON_CALLER)
+        if reason not in _FORWARDED_REASONS:
+            reason = CancelReason.CANCEL_REASON_CALLER
+        call = self._calls.get(frame.call)
+        if call is not None:
+            call.cancel(reason)
+        elif (following := self._followings.get(frame.call)) is not None:
+            following.cancel(reason)
+        else:
+            self._pipeline.counters.add("late_cancels")
 
     def _reply(self, frame: Frame) -> None:
         question = self._questions.get(frame.reply.request_id)
@@ -228,19 +271,24 @@ class ExecuteSession:
         """The caller starts no more calls, and answers nothing; running ones finish."""
         self._half_closed = self.gone = True
         self._leave_questions()
-        if not self._calls:
-            self._stream.finish()
+        self._finish_if_over()
 
     def unresponsive(self) -> None:
         """Callers are not pinged."""
 
     def ended(self) -> None:
-        """The stream is over: its calls are cancelled."""
+        """The stream is over: its calls are cancelled, and detached ones go on without it."""
         self.gone = True
         self._leave_questions()
+        for following in tuple(self._followings.values()):
+            following.lost()
         # Those that have joined another first: else that one would be left to them, who are gone as well.
         for call in sorted(self._calls.values(), key=lambda call: call.joined is None):
             call.cancel(CancelReason.CANCEL_REASON_DISCONNECT)
+
+    def _finish_if_over(self) -> None:
+        if self._half_closed and not self._calls and not self._followings:
+            self._stream.finish()
 
     def _leave_questions(self) -> None:
         for question in tuple(self._questions.values()):

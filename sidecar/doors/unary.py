@@ -15,6 +15,7 @@ from sidecar.scope import Principal
 class UnaryCaller:
     """The caller of one call, which gets its outcome and nothing else."""
 
+    detaches = False
     congested = False
     overfull = False
     answerable = None
@@ -48,7 +49,7 @@ class UnaryCaller:
         question.gone()
         return 0
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, question: Question) -> None:
         """It has no questions."""
 
     def leaves(self, call: Call) -> None:

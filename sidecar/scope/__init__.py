@@ -1,6 +1,7 @@
 """Whom a call is for, and how long what it opened may live."""
 
-from sidecar.scope.keys import UNTIL_THE_STOP, ScopeKey
+from sidecar.scope.kept import Kept, KeptInstance, KeptPin, KeptRegistration, digest_of_secret
+from sidecar.scope.keys import UNTIL_THE_STOP, ScopeKey, call_scope, lasting_scopes
 from sidecar.scope.limits import ScopeLimits
 from sidecar.scope.principal import Principal, local_principal
 from sidecar.scope.registrations import Address, CleanupCall, Registration
@@ -11,6 +12,10 @@ __all__ = (
     "UNTIL_THE_STOP",
     "Address",
     "CleanupCall",
+    "Kept",
+    "KeptInstance",
+    "KeptPin",
+    "KeptRegistration",
     "Owner",
     "Principal",
     "Registration",
@@ -19,6 +24,9 @@ __all__ = (
     "ScopeEnding",
     "ScopeKey",
     "ScopeLimits",
+    "call_scope",
+    "digest_of_secret",
+    "lasting_scopes",
     "local_principal",
     "scope_of",
 )

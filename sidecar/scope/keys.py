@@ -32,3 +32,18 @@ class ScopeKey(NamedTuple):
 
 UNTIL_THE_STOP = ScopeKey(TeardownScope.TEARDOWN_SCOPE_SHUTDOWN, _NOBODY, "")
 """The one scope that ends with the sidecar. It is nobody's: what is kept for it is kept for all."""
+
+
+def call_scope(owner: Owner, execution_id: str) -> ScopeKey:
+    """The scope of one call, by its execution: by the first of them where it has paused."""
+    return ScopeKey(TeardownScope.TEARDOWN_SCOPE_CALL, owner, execution_id)
+
+
+def lasting_scopes(owner: Owner, run_id: str | None, session_id: str | None) -> list[ScopeKey]:
+    """The scopes of a run and a session, where there are any."""
+    keys = []
+    if run_id:
+        keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_RUN, owner, run_id))
+    if session_id:
+        keys.append(ScopeKey(TeardownScope.TEARDOWN_SCOPE_SESSION, owner, session_id))
+    return keys

@@ -19,3 +19,5 @@ class ScopeLimits:
     """How many cleanups may be registered for the end of one call, run or session, or of the sidecar."""
     cleanup_arguments: int = 64 * KIB
     """What the arguments of a cleanup call may have."""
+    cleanup_patience: float = 60.0
+    """How long a cleanup call is tried again while no instance can take it."""

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar.scope.keys import ScopeKey
+from sidecar.scope.principal import Principal
 
 
 class CleanupCall(NamedTuple):
@@ -10,6 +12,8 @@ class CleanupCall(NamedTuple):
 
     tool: str
     arguments: bytes
+    caller: Principal
+    """Who had the registering call made: the cleanup may do what that may."""
 
 
 class Address(NamedTuple):
@@ -24,7 +28,7 @@ class Address(NamedTuple):
 class Registration:
     """A cleanup that an instance keeps for the end of a scope. It fires at most once."""
 
-    __slots__ = ("address", "cleanup", "count", "id", "label", "worker")
+    __slots__ = ("address", "cleanup", "count", "id", "is_stored", "label", "worker")
 
     def __init__(
         self,
@@ -43,6 +47,8 @@ class Registration:
         self.cleanup = cleanup
         self.count = 1
         """How often it was registered."""
+        self.is_stored = address.key.kind != TeardownScope.TEARDOWN_SCOPE_CALL
+        """Whether the store knows of it, or is about to: it outlasts its call, or its call has paused."""
 
     @property
     def key(self) -> ScopeKey:

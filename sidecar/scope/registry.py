@@ -7,9 +7,13 @@ from typing import NamedTuple
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar.scope.keys import ScopeKey
 from sidecar.scope.registrations import Address, Registration
+from sidecar.scope.scope import Owner
 
 _LASTING = (TeardownScope.TEARDOWN_SCOPE_RUN, TeardownScope.TEARDOWN_SCOPE_SESSION)
 """Scopes that end when the caller says so, and grow cold."""
+
+
+_MOST_ALIASES = 16
 
 
 class ScopeEnding(Exception):
@@ -26,13 +30,15 @@ class Group(NamedTuple):
 class LiveScope:
     """One scope, while a call is in it or anything is kept for it."""
 
-    __slots__ = ("busy", "ending", "keeping", "key", "pins", "registrations", "touched_at")
+    __slots__ = ("aliases", "busy", "ending", "keeping", "key", "pins", "registrations", "touched_at")
 
     def __init__(self, key: ScopeKey, now: float) -> None:
         self.key = key
         self.busy = 0
         """How many calls are in it, running, parked or paused ones: it is neither idle nor evicted meanwhile."""
         self.ending = False
+        self.aliases: list[ScopeKey] = []
+        """By what else it is known, oldest first."""
         self.touched_at = now
         self.registrations: dict[Address, Registration] = {}
         """Oldest first."""
@@ -63,8 +69,14 @@ class Registry:
         self._groups: dict[Group, OrderedDict[ScopeKey, LiveScope]] = {}
         """The same and those that calls are in, by what counts together, longest untouched first."""
         self._by_id: dict[str, Registration] = {}
+        self._aliases: dict[ScopeKey, ScopeKey] = {}
+        """Runs by the other ids that they are known by."""
         """Oldest first, as are those of each instance."""
         self._by_instance: dict[str, dict[str, Registration]] = {}
+        self._pinned: dict[str, int] = {}
+        """How many pins there are to each instance."""
+        self.repinned: Callable[[ScopeKey, str, str | None, str | None], object] | None = None
+        """Is told of each pin that comes or goes: the scope, the worker set, the instance before and the one now."""
 
     def __len__(self) -> int:
         return len(self._scopes)
@@ -96,6 +108,33 @@ class Registry:
         """How many calls are in a scope."""
         scope = self._scopes.get(key)
         return scope.busy if scope is not None else 0
+
+    def scopes(self) -> tuple[ScopeKey, ...]:
+        """All live scopes."""
+        return tuple(self._scopes)
+
+    # --- runs that are known by other ids
+
+    def alias(self, key: ScopeKey, run_id: str) -> None:
+        """A run that is live is known by this id as well, as long as it is."""
+        other, scope = key._replace(fact=run_id), self._scopes.get(key)
+        if scope is None or other == key or other in self._scopes or other in self._aliases:
+            return
+        if len(scope.aliases) >= _MOST_ALIASES:
+            del self._aliases[scope.aliases.pop(0)]
+        self._aliases[other] = key
+        scope.aliases.append(other)
+
+    def resolved(self, key: ScopeKey) -> ScopeKey:
+        """The scope that is known by this key."""
+        return self._aliases.get(key, key)
+
+    def run_of(self, owner: Owner, run_id: str) -> str | None:
+        """The id of the run that is known by this one as well; `None`: none is."""
+        if not self._aliases:
+            return None
+        found = self._aliases.get(ScopeKey(_LASTING[0], owner, run_id))
+        return found.fact if found is not None else None
 
     def is_live(self, key: ScopeKey) -> bool:
         """Whether a call is in a scope, or anything is kept for it."""
@@ -149,8 +188,10 @@ class Registry:
         scope = self._scope(key)
         if worker not in scope.pins:
             self._keep(scope, worker)
+        before = scope.pins.get(worker)
         scope.pins[worker] = instance_id
         self._touch(scope)
+        self._repin(key, worker, before, instance_id)
 
     def pinned(self, key: ScopeKey, worker: str) -> str | None:
         """The instance that the scope is pinned to."""
@@ -160,9 +201,15 @@ class Registry:
     def unpin(self, key: ScopeKey, worker: str) -> None:
         """What was held is gone."""
         scope = self._scopes.get(key)
-        if scope is not None and scope.pins.pop(worker, None) is not None:
+        before = scope.pins.pop(worker, None) if scope is not None else None
+        if scope is not None and before is not None:
             self._drop(scope, worker)
             self._forget_if_empty(scope)
+            self._repin(key, worker, before, None)
+
+    def pins_to(self, instance_id: str) -> int:
+        """How many scopes are pinned to an instance."""
+        return self._pinned.get(instance_id, 0)
 
     # --- ends: each claims, newest first, what is to fire now
 
@@ -202,7 +249,8 @@ class Registry:
         claimed: list[Registration] = []
         while self._cold:
             key, scope = next(iter(self._cold.items()))
-            if scope.touched_at + self._idle_after > now:
+            # As `idle_in` reckons, down to the last bit: else who waits for that comes again and again.
+            if scope.touched_at + self._idle_after - now > 0:
                 break
             claimed += self.claim(key)
         return claimed
@@ -246,6 +294,15 @@ class Registry:
         return registration.id in self._by_id and bool(self._claim((registration,)))
 
     # --- parts of the above
+
+    def _repin(self, key: ScopeKey, worker: str, before: str | None, after: str | None) -> None:
+        for instance_id, change in ((before, -1), (after, 1)):
+            if instance_id is not None:
+                pins = self._pinned[instance_id] = self._pinned.get(instance_id, 0) + change
+                if not pins:
+                    del self._pinned[instance_id]
+        if self.repinned is not None:
+            self.repinned(key, worker, before, after)
 
     def _scope(self, key: ScopeKey) -> LiveScope:
         scope = self._scopes.get(key)
@@ -308,3 +365,6 @@ class Registry:
     def _forget_if_empty(self, scope: LiveScope) -> None:
         if not scope.busy and not scope.ending and not scope.keeping:
             self._scopes.pop(scope.key, None)
+            for other in scope.aliases:
+                self._aliases.pop(other, None)
+            scope.aliases.clear()

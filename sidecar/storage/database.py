@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.storage.file import look, make
 from sidecar.storage.migrations import MIGRATIONS, examine, migrate
 from sidecar.storage.refusals import refusing

@@ -4,9 +4,10 @@ import sqlite3
 import time
 from collections.abc import Callable
 
-from sidecar.calls.ports import IdempotencyRecord, StoreUnavailable
+from sidecar.calls.stores import IdempotencyRecord, StoreUnavailable
 from sidecar.scope import Scope
 from sidecar.storage.database import Database, StoreBusy
+from sidecar.storage.owners import stored
 
 _DAY = 24 * 3600.0
 _MOST_RECORDS = 10_000
@@ -48,11 +49,6 @@ _EVICT = """
 """
 
 
-def _owner(scope: Scope) -> tuple[str, str]:
-    """Tenant and subject as they are stored: no tenant is another text than every tenant."""
-    return ("none" if scope.tenant is None else "tenant:" + scope.tenant, scope.subject)
-
-
 class SqliteIdempotencyStore:
     """Keeps the records of requests with a key, each within its tenant, subject and tool.
 
@@ -79,7 +75,7 @@ class SqliteIdempotencyStore:
 
         :raises StoreUnavailable: if the database cannot answer.
         """
-        address = (*_owner(scope), tool, key, self._clock())
+        address = (*stored(scope.owner), tool, key, self._clock())
         row = await self._database.read(lambda connection: connection.execute(_FIND, address).fetchone())
         return None if row is None else IdempotencyRecord(*row)
 
@@ -89,7 +85,7 @@ class SqliteIdempotencyStore:
         :raises StoreBusy: if the subject has as many running requests as it may have records.
         :raises StoreUnavailable: if the database cannot store it, or a finished record has the key.
         """
-        owner, now = _owner(scope), self._clock()
+        owner, now = stored(scope.owner), self._clock()
 
         def operation(connection: sqlite3.Connection) -> None:
             connection.execute(_SWEEP, (now, _SWEPT))
@@ -114,7 +110,7 @@ class SqliteIdempotencyStore:
 
         :raises StoreUnavailable: if the database cannot store it, or the request's own record has expired.
         """
-        owner, now = _owner(scope), self._clock()
+        owner, now = stored(scope.owner), self._clock()
 
         def operation(connection: sqlite3.Connection) -> None:
             record = (outcome, now, now + self._lifetime, *owner, tool, key)
@@ -128,5 +124,5 @@ class SqliteIdempotencyStore:
 
         :raises StoreUnavailable: if the database cannot store it.
         """
-        address = (*_owner(scope), tool, key)
+        address = (*stored(scope.owner), tool, key)
         await self._database.write(lambda connection: connection.execute(_FREE, address).close())

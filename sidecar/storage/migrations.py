@@ -146,6 +146,102 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE artifact ADD COLUMN tool TEXT",
         "ALTER TABLE artifact ADD COLUMN execution_id TEXT",
     ),
+    (
+        """
+        CREATE TABLE teardown_instance (
+            id INTEGER PRIMARY KEY,
+            worker TEXT NOT NULL,
+            instance TEXT NOT NULL,
+            secret BLOB NOT NULL,
+            returns INTEGER NOT NULL,
+            UNIQUE (worker, instance)
+        )
+        """,
+        """
+        CREATE TABLE teardown_registration (
+            id INTEGER PRIMARY KEY,
+            registration TEXT NOT NULL UNIQUE,
+            instance INTEGER NOT NULL REFERENCES teardown_instance (id),
+            scope INTEGER NOT NULL,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            fact TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            name TEXT,
+            label TEXT,
+            cleanup_tool TEXT,
+            cleanup_arguments BLOB,
+            cleanup_caller TEXT,
+            cleanup_caller_authenticated INTEGER,
+            reason INTEGER
+        )
+        """,
+        "CREATE INDEX teardown_registration_instance ON teardown_registration (instance)",
+        """
+        CREATE TABLE teardown_pin (
+            id INTEGER PRIMARY KEY,
+            instance INTEGER NOT NULL REFERENCES teardown_instance (id),
+            scope INTEGER NOT NULL,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            fact TEXT NOT NULL,
+            UNIQUE (scope, tenant, subject, fact, instance)
+        )
+        """,
+        "CREATE INDEX teardown_pin_instance ON teardown_pin (instance)",
+        """
+        CREATE TRIGGER teardown_instance_done AFTER DELETE ON teardown_registration BEGIN
+            DELETE FROM teardown_instance WHERE id = old.instance
+                AND NOT EXISTS (SELECT 1 FROM teardown_registration WHERE instance = old.instance)
+                AND NOT EXISTS (SELECT 1 FROM teardown_pin WHERE instance = old.instance);
+        END
+        """,
+        """
+        CREATE TRIGGER teardown_instance_unpinned AFTER DELETE ON teardown_pin BEGIN
+            DELETE FROM teardown_instance WHERE id = old.instance
+                AND NOT EXISTS (SELECT 1 FROM teardown_registration WHERE instance = old.instance)
+                AND NOT EXISTS (SELECT 1 FROM teardown_pin WHERE instance = old.instance);
+        END
+        """,
+    ),
+    (
+        """
+        CREATE TABLE paused_call (
+            id INTEGER PRIMARY KEY,
+            ticket_digest BLOB NOT NULL UNIQUE,
+            caller TEXT NOT NULL,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            run_id TEXT,
+            session_id TEXT,
+            start BLOB NOT NULL,
+            pause BLOB NOT NULL,
+            expires_at REAL NOT NULL,
+            state INTEGER NOT NULL
+        )
+        """,
+        "CREATE INDEX paused_call_owner ON paused_call (tenant, subject, state, expires_at)",
+        "CREATE INDEX paused_call_expiry ON paused_call (expires_at)",
+    ),
+    (
+        """
+        CREATE TABLE detached_call (
+            id INTEGER PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            digest BLOB NOT NULL UNIQUE,
+            principal TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            key TEXT,
+            effects INTEGER NOT NULL,
+            started BLOB NOT NULL,
+            expires_at REAL,
+            outcome BLOB
+        )
+        """,
+        "CREATE INDEX detached_call_owner ON detached_call (tenant, subject)",
+        "CREATE INDEX detached_call_expiry ON detached_call (expires_at)",
+    ),
 )
 """For each version the statements that lead to it from the one before. A released one is never changed."""
 

@@ -21,11 +21,10 @@ _RESTARTS = "restarts."
 _KINDS = tuple(name.removeprefix(_PREFIX) for name in FailureKind.keys() if FailureKind.Value(name))  # noqa: SIM118  # no dict
 _TEARDOWNS = "teardowns."
 _REASON_PREFIX = "TEARDOWN_REASON_"
-# A lost one is not fired.
 _REASONS = tuple(
     name.removeprefix(_REASON_PREFIX).lower().replace("_", "-")
     for name in TeardownReason.keys()  # noqa: SIM118  # no dict
-    if TeardownReason.Value(name) not in (0, TeardownReason.TEARDOWN_REASON_WORKER_LOST)
+    if TeardownReason.Value(name)
 )
 _LATE = "late_"
 
@@ -35,7 +34,7 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "replayed_calls": ("calls_replayed", "Calls that were answered from the record of their idempotency key."),
     "retries": ("calls_retried", "Calls that were given to a second instance when the first was lost."),
     "waits": ("calls_queued", "Calls that had to wait for an instance."),
-    "unrecorded_outcomes": ("outcomes_unrecorded", "Outcomes that could not be recorded under their idempotency key."),
+    "unrecorded_outcomes": ("outcomes_unrecorded", "Outcomes that could not be recorded for their key or ticket."),
     "dropped_anchors": ("anchors_dropped", "Parent anchors that nobody vouched for, or that were too long."),
     "leaked_slots": ("slots_leaked", "Slots that a tool kept though its call was cancelled."),
     "quarantined_instances": ("instances_quarantined", "Instances that were given up as hung or broken."),
@@ -111,7 +110,7 @@ class Metrics:
         )
 
     def _calls_of(self, counts: Mapping[str, int], reading: Reading) -> Iterator[Metric]:
-        outcomes = {"RESULT": counts.get("results", 0)}
+        outcomes = {"RESULT": counts.get("results", 0), "PAUSED": counts.get("pauses", 0)}
         outcomes |= {kind: counts.get(_FAILURES + kind, 0) for kind in _KINDS}
         yield _counters_by("outcomes", "Outcomes, by kind.", "kind", outcomes)
         yield _histogram("call_duration_seconds", "From a call's start to its outcome.", self._calls)

@@ -13,7 +13,7 @@ class Ended(NamedTuple):
     worker: str | None
     """The worker set that has the tool."""
     kind: str
-    """The kind of its outcome: RESULT, or that of the failure."""
+    """The kind of its outcome: RESULT, PAUSED, or that of the failure."""
     is_error: bool
     """Whether the tool returned its result as an error."""
     execution_id: str

@@ -42,7 +42,7 @@ _NO_PROXY: Any = (("grpc.enable_http_proxy", 0),)
 _SCOPE = InstrumentationScope("pillion")
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 _FINE = Status(StatusCode.UNSET)
-_NO_ERRORS = frozenset(("RESULT", "CANCELLED"))
+_NO_ERRORS = frozenset(("RESULT", "PAUSED", "CANCELLED"))
 
 
 class CallSpan:

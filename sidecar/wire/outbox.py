@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 
 _SMALLEST_LIMIT = 4_096
 _SHORT = len(SHORT_HEADERS)
-_MOST_COUNTED = 2**32 - 1
+MOST_COUNTED = 2**32 - 1
+"""The most lost progress that a frame can say."""
 _COUNT_BYTES = 6
 """What the count of lost progress may add to a frame that is queued."""
 
@@ -22,13 +23,13 @@ _COUNT_BYTES = 6
 _serialized = Frame.SerializeToString
 
 
-class _ReportHeader(bytes):
+class ReportHeader(bytes):
     """What goes in front of a progress frame, which may give way to a newer one."""
 
     __slots__ = ()
 
 
-_REPORT_HEADERS = tuple(map(_ReportHeader, SHORT_HEADERS))
+_REPORT_HEADERS = tuple(map(ReportHeader, SHORT_HEADERS))
 
 
 class OutboxStatistics(NamedTuple):
@@ -85,7 +86,7 @@ class Lane:
     def send(self, frame: Frame) -> bool:
         """Queues a frame that is never lost. False: it is over the stream's largest and was not queued."""
         if self._lost:
-            frame.coalesced = min(frame.coalesced + self._lost, _MOST_COUNTED)
+            frame.coalesced = min(frame.coalesced + self._lost, MOST_COUNTED)
             self._lost = 0
         self.sequence = sequence = self.sequence + 1
         frame.call = self.call
@@ -99,7 +100,7 @@ class Lane:
             self._lost = frame.coalesced
             return False
         entries = self._entries
-        if entries or outbox._gives_turn(self):
+        if entries or outbox.gives_turn(self):
             entries += (SHORT_HEADERS[size] if size < _SHORT else header(size), data)
             self._size += size
             outbox.undelivered_bytes += size
@@ -111,7 +112,7 @@ class Lane:
         One whose payload is over the largest, or that comes while the outbox is overfull, is dropped and counted so.
         """
         if self._lost:
-            frame.coalesced = min(frame.coalesced + self._lost, _MOST_COUNTED)
+            frame.coalesced = min(frame.coalesced + self._lost, MOST_COUNTED)
             self._lost = 0
         self.sequence = sequence = self.sequence + 1
         frame.call = self.call
@@ -135,8 +136,8 @@ class Lane:
                 return
             kept = 1
         entries = self._entries
-        if entries or outbox._gives_turn(self):
-            entries += (_REPORT_HEADERS[size] if size < _SHORT else _ReportHeader(header(size)), data)
+        if entries or outbox.gives_turn(self):
+            entries += (_REPORT_HEADERS[size] if size < _SHORT else ReportHeader(header(size)), data)
             self._size += size
             outbox.undelivered_bytes = undelivered + size
             if len(entries) > 2 * kept:
@@ -145,7 +146,7 @@ class Lane:
     def _shed(self, kept: int) -> None:
         """Drops the oldest progress until so many are left; what is behind each takes over its count."""
         entries = self._entries
-        surplus = sum(isinstance(entry, _ReportHeader) for entry in entries[::2]) - kept
+        surplus = sum(isinstance(entry, ReportHeader) for entry in entries[::2]) - kept
         place = self._oldest_report()
         for _ in range(surplus):
             dropped = entries[place + 1]
@@ -154,21 +155,21 @@ class Lane:
             self._resize(-len(dropped))
             self._outbox.coalesced += 1
             self._lost_before_oldest = lost
-            if not isinstance(entries[place], _ReportHeader):
+            if not isinstance(entries[place], ReportHeader):
                 self._settle_lost(place)
                 place = self._oldest_report(place)
 
     def _oldest_report(self, start: int = 0) -> int:
         """Where the oldest queued progress is; there must be one at or behind the start."""
         entries = self._entries
-        return next(place for place in range(start, len(entries), 2) if isinstance(entries[place], _ReportHeader))
+        return next(place for place in range(start, len(entries), 2) if isinstance(entries[place], ReportHeader))
 
     def _settle_lost(self, place: int) -> None:
         """Has the frame at a place say how many were lost just before it."""
         entries = self._entries
         before = entries[place + 1]
         frame = Frame.FromString(before)
-        frame.coalesced = min(frame.coalesced + self._lost_before_oldest, _MOST_COUNTED)
+        frame.coalesced = min(frame.coalesced + self._lost_before_oldest, MOST_COUNTED)
         self._lost_before_oldest = 0
         entries[place + 1] = data = _serialized(frame)
         entries[place] = type(entries[place])(header(len(data)))
@@ -385,7 +386,7 @@ class Outbox:
         """The state at this moment."""
         return OutboxStatistics(len(self._turns), self.undelivered_bytes, self.messages, self.frames, self.coalesced)
 
-    def _gives_turn(self, lane: Lane) -> bool:
+    def gives_turn(self, lane: Lane) -> bool:
         """Whether a lane that has nothing queued may queue a frame, and so takes turns from now on."""
         if self._calls_abandoned:
             return False

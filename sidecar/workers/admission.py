@@ -91,7 +91,7 @@ def _version(descriptor: ToolDescriptor, workers: WorkerSet) -> Tool:
         ceiling=kept.result_ceiling_bytes if kept.HasField("result_ceiling_bytes") else None,
         declares=tuple(name for name in ("wants", "needs") if getattr(kept, name)),
         places=kept.HasField("placement"),
-        unsupported="a session that it holds" if kept.holds else None,
+        holds=kept.holds,
     )
 
 

@@ -209,12 +209,15 @@ class AttachSession:
 
     def _admit(self, hello: WorkerHello, workers: WorkerSet, holder: str, concurrency: int) -> None:
         self._hello_timer.cancel()
-        earlier = workers.earlier(hello.reattach.instance_id) if hello.HasField("reattach") else None
-        if earlier is not None and not earlier.knows(hello.reattach.secret):
+        again = hello.reattach
+        kept = workers.kept(again.instance_id) if hello.HasField("reattach") else None
+        if kept is not None and not kept.knows(again.secret):
             self._refuse(hello.worker, "The instance to re-attach has another secret.")
             return
-        if earlier is not None:
-            workers.replace(earlier)
+        earlier = None
+        if kept is not None:
+            workers.replace(kept.id)
+            earlier = (kept.id, again.secret)
         if hello.HasField("max_frame_bytes"):
             self._stream.outbox.limit_frames(hello.max_frame_bytes)
         tools, turned_away = self._admitted(hello.tools, workers)

@@ -9,6 +9,7 @@ from sidecar.calls.ports import Keeper, Snapshot
 from sidecar.calls.ports import WorkerSet as WorkerSetPort
 from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
+from sidecar.scope import KeptInstance
 from sidecar.telemetry import Counters
 from sidecar.workers.grant import Grant
 from sidecar.workers.limits import WorkerLimits
@@ -80,6 +81,21 @@ class Catalogue:
     def may_return(self, worker: str, instance_id: str) -> bool:
         """Whether an instance whose stream is not open may still come back."""
         return any(workers.may_return(instance_id) for workers in self._sets_of(worker))
+
+    def expect(self, instance: KeptInstance) -> bool:
+        """Waits for an instance of an earlier sidecar. False: it cannot come back."""
+        workers = self.sets.get(instance.worker)
+        if workers is None or not instance.returns:
+            return False
+        workers.away.add(instance, "")
+        return True
+
+    def kept(self, worker: str, instance_id: str) -> KeptInstance:
+        """What is to be stored of an instance. One that is not known any more will not come back."""
+        for workers in self._sets_of(worker):
+            if (kept := workers.kept(instance_id)) is not None:
+                return kept
+        return KeptInstance(worker, instance_id, b"", returns=False)
 
     def relieved(self, worker: str, instance_id: str) -> None:
         """An instance keeps less than it did, and has run what it was to."""

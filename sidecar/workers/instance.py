@@ -12,6 +12,7 @@ from sidecar._gen.pillion.v1.worker_pb2 import TeardownDone
 from sidecar.calls.call import Call
 from sidecar.calls.ports import KeeperLost
 from sidecar.calls.tool import Tool
+from sidecar.scope import KeptInstance, digest_of_secret
 from sidecar.telemetry.redaction import RedactedText, Redaction
 from sidecar.wire.outbox import Lane
 from sidecar.wire.stream import FrameStream
@@ -34,6 +35,7 @@ class InstanceState(Enum):
 
 
 _ACTIVE = InstanceState.ACTIVE
+_DRAINING = InstanceState.DRAINING
 
 
 class Assignment(Lane):
@@ -98,12 +100,12 @@ class Instance:
         holder: str,
         concurrency: int,
         headroom: int,
-        earlier: "Instance | None" = None,
+        earlier: tuple[str, str] | None = None,
     ) -> None:
+        """`earlier`: the id and the secret of the instance that it is again."""
         self.holder = holder
         """Whom its token was given to: the process that the sidecar started, or nobody in particular."""
-        self.id: str = earlier.id if earlier is not None else f"ins_{secrets.token_hex(8)}"
-        self.secret: str = earlier.secret if earlier is not None else secrets.token_urlsafe(32)
+        self.id, self.secret = earlier or (f"ins_{secrets.token_hex(8)}", secrets.token_urlsafe(32))
         self._secret_bytes = self.secret.encode()
         self.workers = workers
         self.stream = stream
@@ -112,6 +114,8 @@ class Instance:
         self.state = InstanceState.ACTIVE
         self.tools: dict[str, bytes] = {}
         """Digest of each tool's version, by name."""
+        self.holding: dict[str, Tool] = {}
+        """Those of them that hold something for runs or sessions."""
         self.running: dict[int, Assignment] = {}
         """Taken slots by call id, leaked ones too."""
         self.nested = 0
@@ -130,16 +134,25 @@ class Instance:
         self._last_call = 0
         self._idle: asyncio.Future[None] | None = None
 
+    @property
+    def kept(self) -> KeptInstance:
+        """What is stored of it: what the sidecar has started does not come back once that has ended."""
+        return KeptInstance(self.workers.name, self.id, digest_of_secret(self.secret), returns=not self.holder)
+
     def knows(self, secret: str) -> bool:
         """Whether this is the secret to come back with. Takes the same time for each wrong one."""
         return hmac.compare_digest(self._secret_bytes, secret.encode())
 
-    def can_take(self, tool: Tool, *, nested: bool = False) -> bool:
-        """Whether it has a free slot for a call of the tool; `nested`: which another call waits for."""
+    def can_take(self, tool: Tool, *, nested: bool = False, pinned: bool = False) -> bool:
+        """Whether it has a free slot for a call of the tool.
+
+        `nested`: which another call waits for. `pinned`: of a scope that is pinned to it, for which it is there until
+        its drain ends.
+        """
         outbox = self.stream.outbox
         taken = self.nested
         if (
-            self.state is not _ACTIVE
+            (self.state is not _ACTIVE and not (pinned and self.state is _DRAINING))
             or (taken >= self.headroom if nested else len(self.running) - taken >= self.concurrency)
             or self.tools.get(tool.name) != tool.digest
             or outbox.undelivered_bytes > outbox.soft
@@ -231,8 +244,8 @@ class Instance:
         return running
 
     async def until_idle(self) -> None:
-        """Waits until it runs nothing, and keeps nothing, or is gone."""
-        if self.state is not InstanceState.GONE and (self.running or self.workers.keeps(self)):
+        """Waits until it runs nothing, and keeps and holds nothing, or is gone."""
+        if self.state is not InstanceState.GONE and (self.running or self.workers.is_needed(self)):
             self._idle = self._idle or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 

@@ -172,8 +172,8 @@ class Supervisor:
         if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
             idle = asyncio.ensure_future(instance.until_idle())
-            # Its drain comes to an end by itself; until it has, what it keeps is seen to.
-            patience = self._limits.drain + (workers.last_grace if workers.keeps(instance) else 0.0)
+            # Its drain comes to an end by itself; until it has, what it keeps and holds is seen to.
+            patience = self._limits.drain + (workers.last_grace if workers.is_needed(instance) else 0.0)
             await asyncio.wait((idle, process.exited), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
         if not process.exited.done():

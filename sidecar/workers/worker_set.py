@@ -1,22 +1,26 @@
 """The instances of one configured worker name, and the calls that wait for them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar.calls import holding
 from sidecar.calls.call import Call
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
+from sidecar.scope import KeptInstance
 from sidecar.telemetry import Counters
 from sidecar.telemetry.readings import SetReading
+from sidecar.workers.away import Away
 from sidecar.workers.grant import Grant
 from sidecar.workers.instance import Instance, InstanceState
 from sidecar.workers.limits import WorkerLimits
+from sidecar.workers.pins import Pins
 from sidecar.workers.queue import FairQueue
 
 _RETRY_AFTER = 1.0
@@ -54,11 +58,13 @@ class WorkerSet:
         """The current version of each tool."""
         self.instances: dict[str, Instance] = {}
         """Those whose stream is open, by id."""
-        self._gone: dict[str, tuple[Instance, asyncio.TimerHandle]] = {}
+        self.away = Away(limits.reattach_window, self._give_up_on)
+        """Those that have none, and may come back."""
         self._limits = limits
         self._call_limits = call_limits
         self._on_change = on_change
         self._teardowns = teardowns
+        self._pins = Pins(grant.name, teardowns)
         self._waiting: dict[_Line, FairQueue] = {}
         """Calls that wait, by tool and whether other calls wait for them. No queue in here is empty."""
         self._serving: set[_Line] = set()
@@ -73,7 +79,7 @@ class WorkerSet:
     @property
     def is_empty(self) -> bool:
         """Whether no instance is there, or may come back."""
-        return not self.instances and not self._gone
+        return not self.instances and not self.away
 
     @property
     def last_grace(self) -> float:
@@ -103,20 +109,45 @@ class WorkerSet:
             taken += len(instance.running)
             leaked += instance.leaked
         # Those that may still come back have no stream and no slots.
-        states[InstanceState.GONE.name.lower()] = len(self._gone)
+        states[InstanceState.GONE.name.lower()] = len(self.away)
         return SetReading(self.name, states, slots, taken, leaked, len(self._waiting))
+
+    def version_for(self, call: Call, tool: Tool) -> Tool:
+        """The version of a tool that holds something that the call's run or session is bound to.
+
+        :raises Refusal: as INVALID_ARGUMENTS if the call does not name what it holds something for.
+        """
+        pinned = self._pins.of(call, tool)
+        instance = self.instances.get(pinned) if pinned is not None else None
+        version = instance.holding.get(tool.name) if instance is not None else None
+        return version if version is not None and version.holds == tool.holds else tool
 
     def place(self, call: Call, now: float) -> None:
         """Gives the call an instance, now or when one is free.
 
-        :raises Refusal: as OVERLOADED if too many wait already, or if it could only wait for calls that wait for it.
+        :raises Refusal: as OVERLOADED if too many wait already, or if it could only wait for calls that wait for it;
+            if it is pinned to an instance that cannot take it, as that is.
         """
         tool = call.tool
         nested = call.parent is not None
+        if tool is not None and call.resumption is not None:
+            keeper = self._keeper_of(call, tool)
+            if keeper is not None:
+                call.placed(keeper.assign(call, tool), now)
+                if tool.holds:
+                    self._pins.pin(call, tool, keeper)
+                return
+        if tool is not None and tool.holds:
+            pinned = self._pins.instance_for(call, tool, self.instances, self.away)
+            if pinned is not None:
+                call.placed(pinned.assign(call, tool), now)
+                return
         if tool is not None and (not self._waiting or (tool.name, nested) not in self._waiting):
             instance = self._choose(tool, nested=nested)
             if instance is not None:
                 call.placed(instance.assign(call, tool), now)
+                if tool.holds:
+                    self._pins.pin(call, tool, instance)
                 return
         if nested and tool is not None:
             self._look_for_deadlock(call, tool)
@@ -125,6 +156,24 @@ class WorkerSet:
         line = _line(call)
         self._waiting.setdefault(line, FairQueue()).push(call)
         self._serve(line)
+
+    def _keeper_of(self, call: Call, tool: Tool) -> Instance | None:
+        """The instance that keeps something for the end of a call that goes on; `None`: it may be any.
+
+        :raises Refusal: if that one cannot take it just now.
+        """
+        teardowns = self._teardowns()
+        kept = teardowns.registry.kept_for(call.kept_for) if teardowns is not None and call.kept_for is not None else ()
+        for instance_id in {registration.instance_id for registration in kept}:
+            instance = self.instances.get(instance_id)
+            if instance is None and instance_id in self.away:
+                raise holding.keeper_is_away(tool)
+            if instance is not None and instance.tools.get(tool.name) == tool.digest:
+                if instance.can_take(tool, nested=call.parent is not None, pinned=True):
+                    return instance
+                if instance.state is not InstanceState.LEAVING:
+                    raise holding.keeper_is_full(tool)
+        return None
 
     def withdraw(self, call: Call) -> None:
         """Takes back a call that waits, if it does."""
@@ -151,8 +200,12 @@ class WorkerSet:
         self._serving.add(line)
         try:
             while (queue := self._waiting.get(line)) is not None:
-                tool = queue.first().tool
+                first = queue.first()
+                tool = first.tool
                 current = self.tools.get(line.tool)
+                if tool is not None and tool.holds and self._pins.of(first, tool) is not None:
+                    # Another call of its scope was first, and this one goes where that went.
+                    tool = None
                 instance = self._choose(current, nested=line.nested) if current is not None else None
                 if current is None or (tool is current and instance is None):
                     return
@@ -162,6 +215,8 @@ class WorkerSet:
                     call.resolve_again()
                 elif instance is not None:
                     call.placed(instance.assign(call, current), asyncio.get_running_loop().time())
+                    if current.holds:
+                        self._pins.pin(call, current, instance)
         finally:
             self._serving.discard(line)
 
@@ -217,7 +272,7 @@ class WorkerSet:
             for name, tool in tools.items()
         )
         if outdated:
-            instance.tools = {name: tool.digest for name, tool in tools.items()}
+            _bring(instance, tools)
             self.drain(instance)
         else:
             self.change_tools(instance, tools)
@@ -225,7 +280,7 @@ class WorkerSet:
     def change_tools(self, instance: Instance, tools: dict[str, Tool]) -> None:
         """An instance that takes calls has these tools from now on."""
         dropped = instance.tools.keys() - tools.keys()
-        instance.tools = {name: tool.digest for name, tool in tools.items()}
+        _bring(instance, tools)
         self.tools.update(tools)
         for name in dropped:
             # Taken back by its worker, which is another thing than an outage.
@@ -239,15 +294,15 @@ class WorkerSet:
         self._changed()
 
     def drain(self, instance: Instance) -> None:
-        """Lets an instance finish what it runs and gives it nothing more.
+        """Lets an instance finish what it runs and gives it nothing more, but what is pinned to it.
 
-        One that keeps something for a run or session stays until that has ended, or its drain time is up: it is told
-        to leave when it keeps nothing any more.
+        One that keeps or holds something for a run or session stays until that has ended, or its drain time is up: it
+        is told to leave when there is nothing of that any more.
         """
         if instance.state is not InstanceState.ACTIVE:
             return
         instance.state = InstanceState.DRAINING
-        if not self.keeps(instance):
+        if not self.is_needed(instance):
             self._tell_to_leave(instance, self._limits.drain)
         elif not instance.running:
             self.wind_up(instance)
@@ -288,6 +343,11 @@ class WorkerSet:
                 left = max(instance.drain_timer.when() - asyncio.get_running_loop().time(), 0.0)
             self._tell_to_leave(instance, left)
 
+    def is_needed(self, instance: Instance) -> bool:
+        """Whether an instance keeps cleanups, or holds what scopes are pinned to it for."""
+        teardowns = self._teardowns()
+        return teardowns is not None and (teardowns.keeps(instance.id) or teardowns.holds(instance.id))
+
     def keeps(self, instance: Instance) -> bool:
         """Whether an instance keeps cleanups, or is to run any."""
         teardowns = self._teardowns()
@@ -300,19 +360,27 @@ class WorkerSet:
             self.wind_up(instance)
 
     def lose(self, instance: Instance) -> None:
-        """An instance's stream is over: what it ran is decided, and it may come back within the window."""
+        """An instance's stream is over: what it ran is decided.
+
+        It may come back within the window, unless it said goodbye.
+        """
         if instance.state is InstanceState.GONE:
             return
         # What was not written yet is not run: its calls go elsewhere.
         instance.stream.outbox.abandon_calls()
+        has_left = instance.state is InstanceState.LEAVING
         running = instance.end()
         self.instances.pop(instance.id, None)
-        timer = asyncio.get_running_loop().call_later(self._limits.reattach_window, self._give_up_on, instance.id)
-        self._gone[instance.id] = (instance, timer)
+        if not has_left:
+            self.away.add(instance.kept, instance.holder)
         self._changed()
         for assignment in running:
-            if assignment.assigned is not None:
-                assignment.assigned.lost()
+            if (call := assignment.assigned) is not None:
+                if not assignment.invoked:
+                    self._pins.take_back(call)
+                call.lost()
+        if has_left:
+            self._give_up_on(instance.id)
 
     def quarantine(self, instance: Instance) -> None:
         """An instance is of no use any more: it is lost, and whoever started its process is to end it."""
@@ -321,14 +389,19 @@ class WorkerSet:
 
     def ended(self, holder: str) -> None:
         """The process that a token was given to has ended: its instances will not come back."""
-        for instance in (*self.instances.values(), *(gone for gone, _ in self._gone.values())):
+        for instance in tuple(self.instances.values()):
             if instance.holder == holder:
                 self.lose(instance)
-                self._give_up_on(instance.id)
+        self.away.give_up(holder)
 
     def may_return(self, instance_id: str) -> bool:
         """Whether an instance is lost and may still come back."""
-        return instance_id in self._gone
+        return instance_id in self.away
+
+    def kept(self, instance_id: str) -> KeptInstance | None:
+        """What is to be stored of an instance, open or away."""
+        instance = self.instances.get(instance_id)
+        return instance.kept if instance is not None else self.away.find(instance_id)
 
     def of_holder(self, holder: str) -> Instance | None:
         """The attached instance whose token was given to this holder."""
@@ -341,18 +414,13 @@ class WorkerSet:
             return True
         return False
 
-    def earlier(self, instance_id: str) -> Instance | None:
-        """The instance of this id, open or lost within the window."""
-        if instance_id in self.instances:
-            return self.instances[instance_id]
-        gone = self._gone.get(instance_id)
-        return gone[0] if gone is not None else None
-
-    def replace(self, earlier: Instance) -> None:
+    def replace(self, instance_id: str) -> None:
         """An instance came back: its old stream, if it is still open, is over."""
-        self.lose(earlier)
-        earlier.stream.close()
-        self._forget(earlier.id)
+        earlier = self.instances.get(instance_id)
+        if earlier is not None:
+            self.lose(earlier)
+            earlier.stream.close()
+        self.away.back(instance_id)
 
     def regrant(self, grant: Grant) -> None:
         """Has other rights from now on: instances drain, and tools that went are listed no more."""
@@ -374,11 +442,9 @@ class WorkerSet:
 
     def close(self) -> None:
         """Drops all timers, at the end of the sidecar."""
-        for _, timer in self._gone.values():
-            timer.cancel()
+        self.away.close()
         for timer in self._unlisting.values():
             timer.cancel()
-        self._gone.clear()
         self._unlisting.clear()
 
     # --- parts of the above
@@ -433,17 +499,20 @@ class WorkerSet:
         )
 
     def _evict(self, instance: Instance) -> None:
-        """What a draining instance still keeps fires now, and then it is told to leave, if it was not."""
+        """What a draining instance still keeps fires now. It is told to leave, if it was not, and then given up."""
         teardowns = self._teardowns()
         if teardowns is not None:
             teardowns.evict(instance.id)
-        if not self.keeps(instance):
+        limits = self._call_limits
+        grace = limits.cancel_grace
+        if self.keeps(instance):
+            grace += limits.teardown_grace
+        elif instance.told_to_leave or instance.state is not InstanceState.DRAINING:
             self._end(instance)
             return
-        limits = self._call_limits
-        instance.drain_timer = asyncio.get_running_loop().call_later(
-            limits.teardown_grace + limits.cancel_grace, self._end, instance
-        )
+        else:
+            self._tell_to_leave(instance, grace)
+        instance.drain_timer = asyncio.get_running_loop().call_later(grace, self._end, instance)
 
     def _tell_to_leave(self, instance: Instance, grace: float) -> None:
         instance.told_to_leave = True
@@ -458,12 +527,11 @@ class WorkerSet:
 
     def _give_up_on(self, instance_id: str) -> None:
         """A lost instance does not come back."""
-        self._forget(instance_id)
         teardowns = self._teardowns()
         if teardowns is not None:
             teardowns.lost(instance_id)
 
-    def _forget(self, instance_id: str) -> None:
-        gone = self._gone.pop(instance_id, None)
-        if gone is not None:
-            gone[1].cancel()
+
+def _bring(instance: Instance, tools: Mapping[str, Tool]) -> None:
+    instance.tools = {name: tool.digest for name, tool in tools.items()}
+    instance.holding = {name: tool for name, tool in tools.items() if tool.holds}

@@ -125,6 +125,10 @@ class Proxy:
             # What was passed on is still delivered, as it is by a network that fails behind it.
             writer.close()
 
+    def admit(self) -> None:
+        """Lets peers in again after a cut."""
+        self.was_cut.clear()
+
     async def __aenter__(self) -> Self:
         if self._target.startswith(_UNIX):
             path = f"{self._target.removeprefix(_UNIX)}.{next(_numbers)}"

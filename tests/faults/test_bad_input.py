@@ -17,8 +17,10 @@ MIB = 1024 * 1024
 
 INVALID_ARGUMENTS = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
 PROTOCOL = FailureKind.FAILURE_KIND_PROTOCOL
+TICKET_INVALID = FailureKind.FAILURE_KIND_TICKET_INVALID
 TIMEOUT = FailureKind.FAILURE_KIND_TIMEOUT
 UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+TICKET_INVALID = FailureKind.FAILURE_KIND_TICKET_INVALID
 UNSUPPORTED = FailureKind.FAILURE_KIND_UNSUPPORTED
 NONE = SideEffects.SIDE_EFFECTS_NONE
 
@@ -98,8 +100,10 @@ REFUSED: dict[str, tuple[dict[str, Any], "FailureKind.ValueType"]] = {
     "an empty key": ({"idempotency_key": ""}, INVALID_ARGUMENTS),
     "a long key": ({"idempotency_key": LONG}, INVALID_ARGUMENTS),
     "a key that is long in bytes": ({"idempotency_key": LONG_IN_BYTES}, INVALID_ARGUMENTS),
-    "a call to be detached": ({"detachable": True}, UNSUPPORTED),
-    "a call to be resumed": ({"resume": ResumeTicket(ticket=CANARY)}, UNSUPPORTED),
+    "a ticket of nothing": ({"resume": ResumeTicket(ticket=CANARY)}, TICKET_INVALID),
+    "an endless ticket": ({"resume": ResumeTicket(ticket=CANARY * 9_000)}, TICKET_INVALID),
+    "no ticket": ({"resume": ResumeTicket()}, TICKET_INVALID),
+    "an answer that is not JSON": ({"resume": ResumeTicket(ticket=CANARY, answer=b"{")}, INVALID_ARGUMENTS),
     "a call for another": ({"on_behalf_of": CANARY}, UNSUPPORTED),
 }
 
@@ -170,12 +174,12 @@ async def test_a_call_that_came_by_others_is_taken(host: SocketHost) -> None:
 
 
 @on_unix
-async def test_nothing_can_be_followed(host: SocketHost) -> None:
+async def test_what_is_no_ticket_is_followed_by_nobody(host: SocketHost) -> None:
     caller = await host.caller()
     follow = Frame(call=1)
     follow.follow.ticket = CANARY
     await caller.send(follow)
-    assert is_refusal((await caller.outcome(1)).failure, UNSUPPORTED)
+    assert is_refusal((await caller.outcome(1)).failure, TICKET_INVALID)
     assert caller.bodies(1) == ["started", "outcome"]
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sidecar.artifacts.files import FileArtifactStore
-from sidecar.storage import Database, SqliteIdempotencyStore
-from tests.support.crashing_commits import LIMITS, OUTCOME, SCOPE, TOOL, payload
+from sidecar.storage import Database, SqliteIdempotencyStore, SqliteTeardownStore
+from tests.support.crashing_commits import LIMITS, OUTCOME, REASON, SCOPE, TOOL, instance, payload, registration
 from tests.support.process import ROOT
 
 _MOST_SECONDS = 50
@@ -65,7 +65,8 @@ async def test_guarantee_16_a_kill_at_any_statement_of_a_shared_commit_loses_not
         await check(directory, told)
     # It is no use to be killed where nothing is shared.
     steps = {"SAVEPOINT operation", "RELEASE operation", "INSERT INTO artifact", "INSERT INTO idempotency_record"}
-    assert steps | {"COMMIT", "AFTER COMMIT"} <= set(killed)
+    steps |= {"INSERT INTO teardown_registration", "COMMIT", "AFTER COMMIT"}
+    assert steps <= set(killed)
     assert not any("killed" in line for line in told_in(directories[-1]))
 
 
@@ -78,11 +79,15 @@ async def test_guarantee_16_a_write_that_is_cut_at_any_byte_loses_nothing(tmp_pa
     assert not any("killed" in line for line in told_in(directories[-1]))
 
 
+_WORDS = ("registers", "registered", "claims", "claimed", "removes", "removed", "pins", "pinned")
+
+
 async def check(directory: Path, told: list[dict[str, Any]]) -> None:
     """What is found is what was acknowledged, with or without what was going on, whole; and its sums are right."""
     async with Database(directory / "pillion.db", records_of=directory / "artifacts") as database:
         await check_artifacts(database, directory / "artifacts", told)
         await check_requests(database, told)
+        await check_registrations(database, told)
 
         def sums(connection: sqlite3.Connection) -> list[tuple[int, int]]:
             return [pair for query in _SUMS for pair in connection.execute(query)]
@@ -103,6 +108,29 @@ async def check_artifacts(database: Database, directory: Path, told: list[dict[s
     await store.aclose()
     assert put.items() <= found.items(), told[-1]
     assert Counter(found.values()) <= begun, told[-1]
+
+
+async def check_registrations(database: Database, told: list[dict[str, Any]]) -> None:
+    """A cleanup that was acknowledged is there, claimed or not, until it was being removed; and so is its instance."""
+    kept = await SqliteTeardownStore(database, instance).load()
+    found = {one.id: (one.address, reason) for one, reason in kept.registrations}
+    numbers = {word: {line[word] for line in told if word in line} for word in _WORDS}
+    for number in numbers["registers"]:
+        one = registration(number)
+        address, reason = found.pop(one.id, (None, None))
+        if address is None:
+            assert number not in numbers["registered"] or number in numbers["removes"], told[-1]
+            continue
+        assert address == one.address
+        assert number not in numbers["removed"], told[-1]
+        assert reason in (None, REASON)
+        assert (reason is None) <= (number not in numbers["claimed"]), told[-1]
+        assert (reason is not None) <= (number in numbers["claims"]), told[-1]
+    assert not found
+    pinned = {int(pin.key.fact) for pin in kept.pins}
+    assert numbers["pinned"] <= pinned <= numbers["pins"], told[-1]
+    with_something = {one.instance_id for one, _ in kept.registrations} | {pin.instance_id for pin in kept.pins}
+    assert {one.id for one in kept.instances} == with_something
 
 
 async def check_requests(database: Database, told: list[dict[str, Any]]) -> None:

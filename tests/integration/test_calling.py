@@ -104,7 +104,7 @@ def test_tools_are_listed_and_shown(program: Program) -> None:
     code, output, _ = program.run("tools", "count")
     assert json.loads(output)["input_schema"]["properties"]["to"]["type"] == "integer"
     code, _, errors = program.run("tools", "none")
-    assert (code, errors) == (1, "There is no tool none; there are ask, copy, count.\n")
+    assert (code, errors) == (1, "There is no tool none; there are ask, confirm, copy, count.\n")
 
 
 def test_calls_are_watched_as_they_go_on(program: Program) -> None:
@@ -169,3 +169,40 @@ def test_a_large_result_is_saved_or_it_is_told_where_it_is(program: Program, tmp
 )
 def test_a_file_that_cannot_be_sent_is_refused(program: Program, arguments: tuple[str, ...], says: str) -> None:
     assert program.run("call", "copy", *arguments) == (2, "", says + "\n")
+
+
+def test_a_call_that_pauses_tells_the_ask_and_writes_its_ticket(program: Program) -> None:
+    code, output, errors = program.run("call", "confirm", "--arg", "what=go", "--principal", "ann")
+    assert code == 3
+    assert errors.splitlines()[0] == "The tool waits for an answer (confirm): Really go?"
+    told = json.loads(output)
+    assert {**told, "ticket": None} == {
+        "kind": "confirm",
+        "message": "Really go?",
+        "schema": {"type": "boolean"},
+        "ticket": None,
+    }
+    assert told["ticket"] not in errors
+
+    foreign = program.run("resume", "--answer", "true", given=output)
+    assert foreign[0] == FIRST_FAILURE + FailureKind.FAILURE_KIND_TICKET_INVALID
+    code, output, errors = program.run("resume", "--answer", "true", "--principal", "ann", given=output)
+    assert (code, json.loads(output)) == (0, {"sure": True, "state": {"seen": "go"}})
+    assert errors == "going on\n"
+    code, output, errors = program.run("resume", told["ticket"], "--principal", "ann")
+    assert (code, output) == (foreign[0], "")
+    assert errors == foreign[2]
+
+
+@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 1}'])
+def test_a_resume_without_a_ticket_is_refused(program: Program, given: str) -> None:
+    code, output, errors = program.run("resume", given=given)
+    assert (code, output) == (2, "")
+    assert errors.startswith("There is no ticket")
+
+
+def test_an_answer_that_is_not_json_is_refused_and_the_ticket_stays(program: Program) -> None:
+    ticket = json.loads(program.run("call", "confirm", "--arg", "what=go")[1])["ticket"]
+    code, output, _ = program.run("resume", "--answer", "yes", given=ticket)
+    assert (code, output) == (FIRST_FAILURE + FailureKind.FAILURE_KIND_INVALID_ARGUMENTS, "")
+    assert program.run("resume", "--answer", '"yes"', "--quiet", given=ticket)[0] == 0

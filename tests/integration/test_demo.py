@@ -2,27 +2,22 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-import psutil
 import pytest
 from PIL import Image
 
+from tests.support.demos import Demo, kept_beside, short_place
 from tests.support.terminal import OnTerminal, frames, screen
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "clients" / "python" / "examples" / "sdk" / "demo.py"
-MARK = "PILLION_DEMO_TEST"
 DATA = Path(str(files("airportsdata")), "airports.csv")
 
 
@@ -31,68 +26,15 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def kept_beside(place: Path) -> Path:
-    """Where the chart of a demo in a place is saved."""
-    return place.with_name(f"{place.name}-kept")
-
-
-class Demo:
-    """One run of the demo, whose processes bear a mark and whose directory is made in `place`.
-
-    A variable that is `None` is not set.
-    """
-
-    def __init__(self, place: Path, program: Path = DEMO, **environment: str | None) -> None:
-        self.place = place
-        self.kept = kept_beside(place)
-        """Where the chart is saved."""
-        self.mark = uuid.uuid4().hex
-        # Without what make exports for this repository: the program finds its own.
-        ours = {"PYTHONPATH": None, "TMPDIR": str(place), "PYTHONDEVMODE": "1", MARK: self.mark}
-        variables: dict[str, str | None] = {**os.environ, **ours, **environment}
-        self.process = subprocess.Popen(
-            [sys.executable, program, self.kept],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={name: value for name, value in variables.items() if value is not None},
-        )
-
-    def finish(self) -> tuple[list[str], str]:
-        """The lines of its standard output that were not read yet, and its standard error."""
-        output, errors = self.process.communicate(timeout=50)
-        return output.splitlines(), errors
-
-    def left(self) -> list[str]:
-        """The processes and files of the run that are still there."""
-        return [*map(str, self._processes()), *map(str, self.place.iterdir())]
-
-    def _processes(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark:
-                    yield process
-            except psutil.Error:  # Gone, a zombie of somebody else's, or not ours to read.
-                continue
-
-    def kill(self) -> None:
-        """Ends whatever a failed test has left."""
-        for process in self._processes():
-            process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short path: the name of a unix socket has no more than 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="pd-") as directory:
-        yield Path(directory)
-        shutil.rmtree(kept_beside(Path(directory)), ignore_errors=True)
+    with short_place() as directory:
+        yield directory
 
 
 @pytest.fixture
 def demo(place: Path) -> Iterator[Demo]:
-    run = Demo(place)
+    run = Demo(place, DEMO)
     with run.process:
         yield run
         run.kill()
@@ -165,7 +107,7 @@ def test_draws_a_bar_on_a_terminal(place: Path) -> None:
 
 
 def test_needs_no_home_and_heeds_no_settings_of_the_user(place: Path) -> None:
-    demo = Demo(place, HOME=None, PILLION_ADDRESS="unix:/nowhere", PILLION__LISTEN__CALLERS="unix:/nowhere")
+    demo = Demo(place, DEMO, HOME=None, PILLION_ADDRESS="unix:/nowhere", PILLION__LISTEN__CALLERS="unix:/nowhere")
     with demo.process:
         output, errors = demo.finish()
         demo.kill()
@@ -178,7 +120,7 @@ def test_needs_no_home_and_heeds_no_settings_of_the_user(place: Path) -> None:
 @pytest.mark.parametrize("after", ["serve", "wait-ready", "call"])
 def test_leaves_nothing_when_it_is_interrupted(place: Path, ending: signal.Signals, after: str) -> None:
     # Not in development mode, where asyncio says aloud that it ends a process which it had just started.
-    demo = Demo(place, PYTHONDEVMODE=None)
+    demo = Demo(place, DEMO, PYTHONDEVMODE=None)
     with demo.process:
         assert demo.process.stdout is not None
         for line in demo.process.stdout:
@@ -236,7 +178,7 @@ def test_says_what_to_do_where_there_is_no_environment(place: Path, tmp_path: Pa
 def test_says_so_when_the_temporary_directory_has_too_long_a_path(place: Path) -> None:
     long = place / ("long" * 30)
     long.mkdir()
-    demo = Demo(long)
+    demo = Demo(long, DEMO)
     with demo.process:
         output, errors = demo.finish()
     assert (demo.process.returncode, output) == (1, [])

@@ -7,13 +7,16 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
+from sidecar._gen.pillion.v1.execute_pb2 import CallRequest, CallResponse, EndScopeRequest
+from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Outcome
+from sidecar._gen.pillion.v1.worker_pb2 import Reattach, RegisterTeardown
 from sidecar.audit.chain import Key
 from sidecar.audit.log import Places
 from sidecar.audit.segments import lines_of, segments_in
 from sidecar.audit.verification import verify
-from tests.support import SidecarProcess, attach, on_unix
+from tests.support import SidecarProcess, attach, end_scope, on_unix, tool
 from tests.support.artifacts import ANN, Artifacts
 from tests.support.caller import start_of
 
@@ -22,6 +25,7 @@ pytestmark = on_unix
 AT_ONCE = 200
 PUTS = 50
 PATIENCE = 20.0
+SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 CALL = "/pillion.v1.ToolHostService/Call"
 
 
@@ -130,3 +134,38 @@ async def test_guarantee_16_what_was_kept_in_shared_commits_is_there(process: Si
         assert await caller.call("echo", {"number": int(key)}, idempotency_key=key) == outcome
     await worker.flush()
     assert worker.invoked == []
+
+
+@pytest.mark.parametrize("after", [1, 7, AT_ONCE])
+async def test_guarantee_16_every_teardown_that_was_acknowledged_fires_once(
+    process: SidecarProcess, after: int
+) -> None:
+    await process.start()
+    worker, caller = await process.worker(), await process.caller()
+    welcome = await worker.hello(tool(), concurrency=AT_ONCE)
+    for _ in range(AT_ONCE):
+        await caller.start("echo", session_id="s")
+    runs = [(await worker.next_invoke()).call for _ in range(AT_ONCE)]
+    registrations = [RegisterTeardown(request_id=1, scope=SESSION, name=str(run)) for run in runs]
+    await worker.send(*[Frame(call=run, register_teardown=one) for run, one in zip(runs, registrations, strict=True)])
+    await worker.next_of("reply", runs[after - 1])
+    await process.kill()
+    replies = [frame.reply for run in runs for frame in worker.frames[run] if frame.HasField("reply")]
+    acknowledged = [reply.teardown.registration_id for reply in replies]
+    assert len(acknowledged) >= after
+
+    await process.start()
+    again = Reattach(
+        instance_id=welcome.instance_id,
+        secret=welcome.reattach_secret,
+        registrations=[*acknowledged, "reg_unknown"],
+    )
+    worker = await process.worker()
+    assert (await worker.hello(tool(), concurrency=AT_ONCE, reattach=again)).instance_id == welcome.instance_id
+    assert (await worker.next_of("release")).release.registration_id == "reg_unknown"
+    end = asyncio.ensure_future(end_scope(process, EndScopeRequest(session_id="s")))
+    for _ in acknowledged:
+        await worker.torn_down((await worker.next_teardown()).registration_id)
+    ended = await end
+    assert (ended.fired, ended.failed) == (len(acknowledged), 0)
+    assert sorted(one.registration_id for one in worker.teardowns()) == sorted(acknowledged)

@@ -252,7 +252,7 @@ FATES: dict[str, tuple[Callable[[WorkerPeer, int], Awaitable[None]], "FailureKin
     "an outcome that is nothing": (_sending(_outcome), INTERNAL),
     "an outcome that is not known": (_sending(_unknown), INTERNAL),
     "a failure that is not known": (_sending(_unknown_kind), INTERNAL),
-    "a pause": (_sending(_paused), UNSUPPORTED),
+    "a pause that asks nothing": (_sending(_paused), INTERNAL),
     "a frame that is not a worker's": (_sending(_invoke), PROTOCOL),
     "a frame that is not a worker's, and a result": (_sending(_invoke, _answer), PROTOCOL),
     "silence": (_nothing, TIMEOUT),

@@ -16,20 +16,33 @@ from tests.support.scripts import lay_out, run_script
 WRITE, CALL = "docs/write-a-tool.md", "docs/call-a-tool.md"
 PYTHONPATH = f"{ROOT}:{ROOT / 'clients' / 'python'}"
 RESULT = [{"word": "to", "times": 2}, {"word": "be", "times": 2}]
-WORKERS = ("words", "patient", "careful", "tables")
+WORKERS = ("words", "patient", "careful", "tables", "notes", "money")
 TOOLS = "".join(f'[[worker]]\nname = "{name}"\ncommand = ["{sys.executable}", "{name}.py"]\n' for name in WORKERS)
+TOOLS_OF_THE_GUIDES = [
+    "add_note",
+    "add_up",
+    "common_words",
+    "count_words",
+    "rows_of",
+    "shorten",
+    "sort_rows",
+    "transfer",
+    "wait_for",
+]
 REPORTS_AND_RESULT = [
     *("counted a", "counted b", "counted a"),
     "[{'word': 'a', 'times': 2}, {'word': 'b', 'times': 1}]",
 ]
 SAID = {
     "call.py": [
-        "['add_up', 'common_words', 'count_words', 'rows_of', 'shorten', 'sort_rows', 'wait_for']",
+        str(TOOLS_OF_THE_GUIDES),
         str(RESULT),
     ],
     "watch.py": [*REPORTS_AND_RESULT, "CANCELLED", "CallTimedOut"],
     "many.py": ["500 [{'word': '7', 'times': 2}]"],
+    "session.py": ["1", "2", "1 0 0", "1"],
     "answers.py": ["The text has 4 words. How many are to stay?", "one two three"],
+    "paused.py": ["Transfer 5? {'type': 'boolean'}", "transferred 5 at 1.5"],
     "plain.py": ["55", *REPORTS_AND_RESULT],
     "files.py": [
         "words.csv text/csv 26",
@@ -38,6 +51,7 @@ SAID = {
         "None",
     ],
     "keyed.py": ["waited", "waited"],
+    "later.py": REPORTS_AND_RESULT,
 }
 
 
@@ -162,12 +176,12 @@ def test_the_commands_of_a_shell(place: Path, address: str) -> None:
     script = f'pillion() {{ deploy/pillion "$@"; }}\n{commands.text}'
     done = run_script(script, place, {"PILLION_ADDRESS": address})
     assert done.returncode == 20, done.stderr
-    listed = [line.split()[0] for line in done.stdout.splitlines()[:7]]
-    assert listed == ["add_up", "common_words", "count_words", "rows_of", "shorten", "sort_rows", "wait_for"]
-    *_, called, piped, sorted_file = done.stdout.splitlines()
+    listed = [line.split()[0] for line in done.stdout.splitlines()[: len(TOOLS_OF_THE_GUIDES)]]
+    assert listed == TOOLS_OF_THE_GUIDES
+    *_, called, piped, sorted_file, followed = done.stdout.splitlines()
     assert re.fullmatch(r'"art_[0-9A-Za-z]{22}"', sorted_file)
     assert "sorted/sorted.csv: text/csv, 24 bytes" in done.stderr
     assert (place / "sorted" / "sorted.csv").read_text().split() == ["word,times", "be,2", "to,2"]
     assert json.loads(called) == RESULT
-    assert json.loads(piped) == [{"word": "a", "times": 2}, {"word": "b", "times": 1}]
+    assert json.loads(piped) == json.loads(followed) == [{"word": "a", "times": 2}, {"word": "b", "times": 1}]
     assert done.stderr.splitlines()[-1].startswith("TIMEOUT: ")

@@ -33,6 +33,7 @@ OUTCOME_UNKNOWN = FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN
 TIMEOUT = FailureKind.FAILURE_KIND_TIMEOUT
 UNAVAILABLE = FailureKind.FAILURE_KIND_UNAVAILABLE
 UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+TICKET_INVALID = FailureKind.FAILURE_KIND_TICKET_INVALID
 UNSUPPORTED = FailureKind.FAILURE_KIND_UNSUPPORTED
 NONE = SideEffects.SIDE_EFFECTS_NONE
 
@@ -74,11 +75,11 @@ async def test_law_1_every_refusal_is_an_outcome(host: Host) -> None:
     assert (await caller.call("echo", b"{")).failure.kind == INVALID_ARGUMENTS
     assert (await caller.call("echo", {})).failure.kind == INVALID_ARGUMENTS
     assert (await caller.call("echo", {"text": 1}, timeout=0)).failure.kind == TIMEOUT
-    assert (await caller.call("echo", {"text": 1}, detachable=True)).failure.kind == UNSUPPORTED
+    assert (await caller.call("echo", {"text": 1}, on_behalf_of="ana")).failure.kind == UNSUPPORTED
     follow = Frame(call=caller.last_call + 1)
     follow.follow.ticket = "none"
     await caller.send(follow)
-    assert (await caller.outcome(follow.call)).failure.kind == UNSUPPORTED
+    assert (await caller.outcome(follow.call)).failure.kind == TICKET_INVALID
     assert all(caller.bodies(call) == ["started", "outcome"] for call in caller.frames if call)
 
 

@@ -11,16 +11,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from sidecar._gen.pillion.v1.admin_pb2 import (
-    AdminServiceEndScopeRequest,
     AdminServiceEndScopeResponse,
     CallEventKind,
     CallState,
-    CancelCallRequest,
-    CancelCallResponse,
-    ListCallsRequest,
     ListCallsResponse,
-    ShutdownRequest,
-    ShutdownResponse,
     WatchCallsRequest,
     WatchCallsResponse,
 )
@@ -31,52 +25,16 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from tests.integration.teardowns import RUN, kept, ran
 from tests.support import CallLimits, MemoryHost, SocketHost, StartHost, attach, on_unix, seconds, tool
 from tests.support.documents import ROOT
+from tests.support.operators import Operator
 
 STARTED = CallEventKind.CALL_EVENT_KIND_STARTED
 ENDED = CallEventKind.CALL_EVENT_KIND_ENDED
 
 
-class Operator:
-    """Asks the sidecar at an address."""
-
-    def __init__(self, host: SocketHost) -> None:
-        self._channel = grpc.aio.insecure_channel(host.callers_at)
-
-    async def calls(self, **fields: Any) -> ListCallsResponse:
-        answer: ListCallsResponse = await self._ask("ListCalls", ListCallsRequest(**fields), ListCallsResponse)
-        return answer
-
-    async def cancel(self, execution_id: str) -> bool:
-        request = CancelCallRequest(execution_id=execution_id)
-        answer: CancelCallResponse = await self._ask("CancelCall", request, CancelCallResponse)
-        return answer.found
-
-    async def shut_down(self, grace: Duration | None = None) -> ShutdownResponse:
-        request = ShutdownRequest(grace=grace)
-        answer: ShutdownResponse = await self._ask("Shutdown", request, ShutdownResponse)
-        return answer
-
-    async def end_scope(self, **fields: Any) -> AdminServiceEndScopeResponse:
-        answer: AdminServiceEndScopeResponse = await self._ask(
-            "EndScope", AdminServiceEndScopeRequest(**fields), AdminServiceEndScopeResponse
-        )
-        return answer
-
-    async def aclose(self) -> None:
-        await self._channel.close()
-
-    async def _ask(self, method: str, request: Any, answer: Any) -> Any:
-        call = self._channel.unary_unary(
-            f"/pillion.v1.AdminService/{method}", type(request).SerializeToString, answer.FromString
-        )
-        return await call(request)
-
-
 @pytest.fixture
 async def operator(socket_host: SocketHost) -> Any:
-    asking = Operator(socket_host)
-    yield asking
-    await asking.aclose()
+    async with Operator(socket_host) as asking:
+        yield asking
 
 
 @on_unix

@@ -24,6 +24,7 @@ ANY_TEXT = "…"
 END_SCOPE = "EndScope"
 STAMPS = {"sequence", "time_unix_nano"}
 A_USER = "local:1000"
+LOST = "lost"
 WITH_ARTIFACTS = {"artifacts, hasArtifacts, wanted", "A large result"}
 
 
@@ -77,25 +78,37 @@ def _differs(want: object, got: object, where: str) -> Iterator[str]:
 
 
 class Played:
-    """What an exchange has come to: the ids that were given, and the end of a scope that was asked for."""
+    """What an exchange has come to: what was given, which streams are over, and the end that was asked for."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.registrations: list[str] = []
+        self.ticket = ""
+        self.instance = ""
+        self.secret = ""
+        self.over: list[Peer] = []
+        """Those whose streams are over."""
         self.ending: asyncio.Task[EndScopeResponse] | None = None
 
     def filled(self, text: str) -> str:
         """A line with what stands for ids and users in it."""
         for number, registration in enumerate(self.registrations, 1):
             text = text.replace(f"${number}", registration)
-        return text.replace(A_USER, f"local:{os.getuid()}")
+        text = text.replace("$instance", self.instance).replace("$secret", self.secret)
+        return text.replace(A_USER, f"local:{os.getuid()}").replace("$ticket", self.ticket)
 
 
 async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
     for line in lines(block):
         peer = peers[line.peer]
+        if peer in played.over:
+            peer = peers[line.peer] = await (played.host.worker() if line.peer == "worker" else played.host.caller())
         if line.text == "end":
             assert (await peer.end()).code.name == "OK"
+            played.over.append(peer)
+        elif line.text == LOST:
+            peer.cut()
+            played.over.append(peer)
         elif line.text.startswith(END_SCOPE):
             await end(line, played)
         elif line.sends:
@@ -104,9 +117,12 @@ async def play(block: Block, peers: dict[str, Peer], played: Played) -> None:
             frame = text_format.Parse(played.filled(line.text), Frame())
             came = await peer.next(frame.call)
             assert not list(differences(frame, came)), f"{line.text}\ncame as\n{came}"
+            played.ticket = came.started.ticket or came.outcome.paused.ticket or played.ticket
             given = came.reply.teardown.registration_id
             if given and given not in played.registrations:
                 played.registrations.append(given)
+            if came.HasField("welcome") and not played.instance:
+                played.instance, played.secret = came.welcome.instance_id, came.welcome.reattach_secret
 
 
 async def end(line: Line, played: Played) -> None:
@@ -143,7 +159,7 @@ async def test_an_exchange_goes_as_it_is_told(
     await play(exchange, peers, played)
     if isinstance(host, MemoryHost):
         await quiet()
-    for name, peer in peers.items():
+    for name, peer in [*peers.items(), *(("worker", peer) for peer in played.over)]:
         for call, frames in peer.frames.items():
             untold = frames[peer._taken[call] :]
             assert not untold, f"the {name} got more than is told: {untold}"

@@ -16,10 +16,12 @@ from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.call import Call
 from sidecar.calls.clock import CallClock
+from sidecar.calls.detached_call import DetachedCall
 from sidecar.calls.state import CallState
 from sidecar.credentials.port import Answer, Request
 from sidecar.credentials.static import StaticProvider
 from sidecar.wire.outbox import Lane
+from sidecar.wire.replay import ReplayLane
 from sidecar.workers.instance import InstanceState
 from tests.integration.causes.gates import GITHUB, NEEDS_GITHUB
 from tests.support import (
@@ -89,7 +91,7 @@ def watch_transitions(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
 
 
 def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
-    send, report = Lane.send, Lane.report
+    send, report, resend = Lane.send, Lane.report, ReplayLane.send
     calls: set[Call] = set()
     made = Call.__init__
 
@@ -102,7 +104,7 @@ def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
         assert body is not None
         for call in calls:
             assignment: object = call._assignment
-            if call.sink is lane:
+            if call.sink is lane or lane_of(call) is lane:
                 seen.sent.add(("sidecar → caller", body, call.state.name))
             elif assignment is lane:
                 seen.sent.add(("sidecar → worker", body, call.state.name))
@@ -116,8 +118,20 @@ def watch_frames(monkeypatch: pytest.MonkeyPatch, seen: Observed) -> None:
         report(lane, frame)
 
     monkeypatch.setattr(Call, "__init__", make)
+
+    def watched_resend(lane: ReplayLane, frame: Frame) -> bool:
+        note(lane, frame)
+        return resend(lane, frame)
+
     monkeypatch.setattr(Lane, "send", watched_send)
+    monkeypatch.setattr(ReplayLane, "send", watched_resend)
     monkeypatch.setattr(Lane, "report", watched_report)
+
+
+def lane_of(call: Call) -> object:
+    """Where the frames of a call go, or of a detached one those that are sent to who follows it."""
+    following = call.caller._following if isinstance(call.caller, DetachedCall) else None
+    return call.sink if following is None else following.lane
 
 
 # --- calls in each state
@@ -137,6 +151,8 @@ class Scene:
     """What the caller declares that it answers, if it says hello."""
     instance = ""
     """The id of the worker, where it matters."""
+    detachable = False
+    """Whether its calls are."""
 
     def __init__(self, host: MemoryHost) -> None:
         self.host = host
@@ -151,10 +167,10 @@ class Scene:
             await self.worker.hello(tool("echo"))
 
     async def start(self, **fields: Any) -> None:
-        self.on_caller = await self.caller.start("echo", timeout=50, **fields)
+        self.on_caller = await self.caller.start("echo", timeout=50, detachable=self.detachable, **fields)
         await quiet()
         self.call = next(
-            call for call in self.host.pipeline.running if getattr(call.sink, "call", None) == self.on_caller
+            call for call in self.host.pipeline.running if getattr(lane_of(call), "call", None) == self.on_caller
         )
 
     async def invoke(self, **fields: Any) -> None:
@@ -218,9 +234,12 @@ async def started(start_host: StartHost) -> MemoryHost:
     return host
 
 
-async def scene_in(state: str, start_host: StartHost, can_answer: str | None = None) -> Scene:
+async def scene_in(
+    state: str, start_host: StartHost, can_answer: str | None = None, *, detachable: bool = False
+) -> Scene:
     scene = Scene(await started(start_host))
     scene.can_answer = can_answer
+    scene.detachable = detachable
     await getattr(scene, state.lower())()
     assert state == "new" or (scene.call is not None and scene.call.state.name == state)
     return scene
@@ -474,7 +493,44 @@ async def test_the_sidecar_sends_what_its_cells_say(start_host: StartHost, obser
         scene.call.consent("service", "https://issuer.example/authorize")
         scene.held.set()
         await asyncio.sleep(60)
+    for state in (state.name for state in CallState):
+        await be_superseded(state, start_host)
     assert observed.sent == {(row["Way"], row["Frame"], state) for row, state in sent_cells()}
+
+
+async def be_superseded(state: str, start_host: StartHost) -> None:
+    """Another follows the call of a scene in this state; that of one that is done, while its outcome is recorded."""
+    recorded = asyncio.Event()
+    if state in ("GATES", "DONE"):
+        scene = Scene(await started(start_host))
+        scene.detachable = True
+    else:
+        scene = await scene_in(state, start_host, detachable=True)
+    if state == "GATES":
+        # It is told of its ticket once it is known to join no other.
+        await scene.open()
+        scene.hold_store("begin")
+        await scene.start(idempotency_key=KEY)
+    elif state == "DONE":
+        finish = scene.host.detached_store.finish
+
+        async def held(*arguments: Any) -> None:
+            await recorded.wait()
+            await finish(*arguments)
+
+        scene.host.detached_store.finish = held  # type: ignore[method-assign,assignment]
+        await scene.running()
+        await scene.worker.result(scene.on_worker)
+        await quiet()
+    other = await scene.host.caller()
+    frame = Frame(call=1)
+    frame.follow.ticket = scene.caller.frames[scene.on_caller][0].started.ticket
+    await other.send(frame)
+    await quiet()
+    assert scene.caller.bodies(scene.on_caller) == ["started", "superseded"]
+    recorded.set()
+    scene.held.set()
+    await asyncio.sleep(60)
 
 
 async def test_a_call_goes_every_way_of_the_diagram(

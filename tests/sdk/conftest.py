@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -9,6 +10,7 @@ from blockbuster import BlockBuster, blockbuster_ctx
 
 import pillion
 from tests.support import SocketHost, token_of
+from tests.support.listener import Hosting, WorkerListener
 
 
 class StartWorker(Protocol):
@@ -74,3 +76,29 @@ async def caller(socket_host: SocketHost, start_worker: StartWorker) -> AsyncIte
     """A caller; it leaves before the workers do."""
     async with pillion.connect(socket_host.callers_at) as connected:
         yield connected
+
+
+@pytest.fixture
+async def listener(tmp_path: Path) -> AsyncIterator[WorkerListener]:
+    made = WorkerListener(tmp_path / "w.sock")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def hosting(listener: WorkerListener) -> AsyncIterator[Hosting]:
+    running: list[asyncio.Task[None]] = []
+
+    def host(*tools: Any, **options: Any) -> pillion.Worker:
+        worker = pillion.Worker(tools, target=listener.target, worker="w", token="t", **options)
+        running.append(asyncio.create_task(worker.run()))
+        return worker
+
+    yield host
+    for task in running:
+        task.cancel()
+    ends = await asyncio.gather(*running, return_exceptions=True)
+    assert all(end is None or isinstance(end, asyncio.CancelledError | pillion.errors.WorkerRefused) for end in ends), (
+        ends
+    )

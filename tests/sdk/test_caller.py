@@ -346,13 +346,6 @@ async def test_the_sidecar_says_what_it_is(caller: pillion.Host) -> None:
     assert info.uptime > 0
 
 
-async def test_what_the_sidecar_does_not_do_yet_is_told(caller: pillion.Host) -> None:
-    with pytest.raises(errors.ConnectionFailed):
-        await caller.end_run("r1")
-    with pytest.raises(errors.ConnectionFailed):
-        await caller.end_session("s1", pillion.Identity("acme"))
-
-
 async def test_a_connection_that_nobody_answers_is_told_in_time(tmp_path: Any) -> None:
     with pytest.raises(errors.ConnectionFailed, match=r"within 0\.2 s"):
         async with pillion.connect(f"unix:{tmp_path}/nobody.sock", connect_timeout=0.2):

@@ -200,12 +200,13 @@ async def test_a_caller_is_told_where_a_person_authorises_and_completes_that(
 
     await start_worker(echo)
     async with pillion.connect(socket_host.callers_at, can_answer={"consent": told.put}) as caller:
-        with pytest.raises(errors.ConsentRequired, match="call again"):
+        with pytest.raises(errors.CallPaused, match="authorise mail") as pause:
             await caller.call("echo")
+        assert pause.value.paused.kind == "consent"
         question = await asyncio.wait_for(told.get(), 10)
         assert (question.method, question.params["service"]) == ("consent", "mail")
         await caller.complete_consent("mail", source.authorize(question.params["url"], "ann"))
-        assert await caller.call("echo") == "sent"
+        assert await caller.resume(pause.value) == "sent"
 
 
 async def test_a_caller_without_asyncio_does_so_too(socket_host: SocketHost, source: OAuthStandIn, text: str) -> None:

@@ -102,3 +102,31 @@ async def test_the_plain_face_answers_in_a_thread(socket_host: SocketHost, start
             return caller.call("echo", {"message": "Plain?"})
 
     assert await asyncio.to_thread(ask) == {"action": "accept", "content": {"asked": "Plain?"}}
+
+
+async def test_a_handler_is_cancelled_when_its_call_is_over(socket_host: SocketHost, start_worker: StartWorker) -> None:
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def think(_: pillion.Question) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.set()
+
+    @pillion.tool
+    async def slow(ctx: pillion.ToolContext) -> Any:
+        """Does not wait for its answer."""
+        question = asyncio.ensure_future(ctx.caller.elicit("?", {"type": "object"}))
+        await asked.wait()
+        question.cancel()
+        return "gone on"
+
+    await start_worker(slow)
+    async with pillion.connect(socket_host.callers_at, can_answer={ELICIT: think}) as caller:
+        assert await caller.call("slow") == "gone on"
+        async with asyncio.timeout(10):
+            await told.wait()
+        # The place of a handler is free again, for another call's.
+        asked.clear()
+        assert await caller.call("slow") == "gone on"

@@ -8,6 +8,7 @@ import pytest
 
 import pillion
 from pillion import errors
+from pillion._gen.pillion.v1 import context_pb2
 from pillion.testing import Artifacts, Rehearsal, call
 
 
@@ -76,20 +77,57 @@ async def test_a_rehearsed_call_can_be_cancelled() -> None:
 async def test_cleanups_are_kept_and_run_by_the_test() -> None:
     ran: list[str] = []
 
-    async def opens(ctx: pillion.ToolContext) -> None:
-        assert await ctx.on_teardown(pillion.TeardownScope.RUN, lambda reason: ran.append(f"first {reason.name}"))
+    async def opens(ctx: pillion.ToolContext) -> list[Any]:
+        run = pillion.TeardownScope.RUN
+        first = await ctx.on_teardown(lambda reason: ran.append(f"first {reason.name}"), scope=run, label="one")
 
         async def second(reason: pillion.TeardownReason) -> None:
             ran.append(f"second {reason.name}")
 
-        await ctx.on_teardown(pillion.TeardownScope.RUN, second)
-        await ctx.on_teardown(pillion.TeardownScope.SESSION, second)
+        other = await ctx.on_teardown(second, scope=run, name="other", cleanup_call=("close", {"a": 1}))
+        again = await ctx.on_teardown(second, scope=run)
+        await ctx.on_teardown(second, scope=pillion.TeardownScope.SESSION)
+        return [first.reused, other.reused, again.reused, again.count, ctx.session_key(run)]
 
     rehearsal = Rehearsal()
-    await call(opens, rehearsal=rehearsal)
-    await rehearsal.tear_down(pillion.TeardownScope.RUN, pillion.TeardownReason.RUN_END)
+    *answers, key = await call(opens, run_id="r", session_id="s", rehearsal=rehearsal)
+    assert answers == [False, False, True, 2]
+    assert len(key) == 12
+    first, other, _ = rehearsal.cleanups
+    assert (first.tool, first.label, first.count, first.key) == ("opens", "one", 2, key)
+    assert (other.name, other.cleanup_call) == ("other", ("close", {"a": 1}))
+    assert await rehearsal.tear_down(pillion.TeardownScope.RUN) == 2
     assert ran == ["second RUN_END", "first RUN_END"]
-    assert len(rehearsal.cleanups) == 1
+    assert await rehearsal.tear_down(pillion.TeardownScope.SESSION, pillion.TeardownReason.IDLE) == 1
+    assert ran[2:] == ["second IDLE"]
+    assert not rehearsal.cleanups
+
+
+async def test_several_rehearsed_calls_may_share_what_is_kept_for_a_session() -> None:
+    async def opens(ctx: pillion.ToolContext) -> bool:
+        return (await ctx.on_teardown(lambda reason: None, scope=pillion.TeardownScope.SESSION)).reused
+
+    rehearsal = Rehearsal()
+    sessions = ["s", "s", "t"]
+    assert [await call(opens, session_id=name, rehearsal=rehearsal) for name in sessions] == [False, True, False]
+    assert await rehearsal.tear_down(pillion.TeardownScope.SESSION) == 2
+
+
+async def test_a_rehearsed_call_is_refused_a_scope_that_it_has_not() -> None:
+    async def opens(ctx: pillion.ToolContext, scope: str) -> bool:
+        return (await ctx.on_teardown(lambda reason: None, scope=pillion.TeardownScope[scope])).reused
+
+    async def refused(scope: str, **facts: Any) -> str:
+        with pytest.raises(errors.TeardownRefused) as refusal:
+            await call(opens, {"scope": scope}, **facts)
+        return refusal.value.code.name
+
+    assert await refused("RUN") == "TEARDOWN_FACT_MISSING"
+    assert await refused("SESSION", session_id="") == "TEARDOWN_FACT_MISSING"
+    assert not await call(opens, {"scope": "CALL"})
+    assert not await call(opens, {"scope": "SHUTDOWN"})
+    none = context_pb2.ToolContext(teardown_scopes=context_pb2.TeardownScopes())
+    assert await refused("CALL", context=none) == "TEARDOWN_SCOPE_UNSUPPORTED"
 
 
 async def test_a_rehearsed_tool_has_artifacts(tmp_path: Path) -> None:

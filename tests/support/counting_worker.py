@@ -43,6 +43,15 @@ async def ask(ctx: pillion.ToolContext, message: str = "Who are you?", *, fields
     return {"action": answer.action, "content": answer.content}
 
 
+@pillion.tool
+async def confirm(ctx: pillion.ToolContext, what: str) -> dict[str, Any]:
+    """Waits for a person's word, without a slot."""
+    if ctx.resume is None:
+        raise pillion.Pause(f"Really {what}?", kind="confirm", schema={"type": "boolean"}, state={"seen": what})
+    ctx.progress({"message": "going on"})
+    return {"sure": ctx.resume.answer, "state": ctx.resume.state}
+
+
 @pillion.tool(wants={"data": "csv"}, placement=pillion.Placement(over_bytes=1_000))
 async def copy(data: bytes, ctx: pillion.ToolContext, label: str = "copy.csv", times: int = 1) -> list[str]:
     """Puts an artifact again, and names both; so often that the list of them may be large."""
@@ -52,4 +61,4 @@ async def copy(data: bytes, ctx: pillion.ToolContext, label: str = "copy.csv", t
 
 
 if __name__ == "__main__":
-    pillion.run_worker([count, ask, copy])
+    pillion.run_worker([count, ask, confirm, copy])

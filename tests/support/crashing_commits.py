@@ -1,8 +1,8 @@
 """A program that is killed in the middle of commits that many share: `crashing_commits.py DIRECTORY HOW`.
 
-It keeps artifacts and records of requests, many at once, again and again, each time in a process and a directory of its
-own, `DIRECTORY/<number>`, until one gets to its end. What each has begun and acknowledged is in the file `said` of its
-directory, a line each. HOW it is killed:
+It keeps artifacts, records of requests and cleanups, many at once, again and again, each time in a process and a
+directory of its own, `DIRECTORY/<number>`, until one gets to its end. What each has begun and acknowledged is in the
+file `said` of its directory, a line each. HOW it is killed:
 
 - `statement`: by SIGKILL at the first thing that the database is asked to do, the next process at the second, and on;
 - `byte`: by the system, in that write which would take a file over a size that grows from process to process;
@@ -21,16 +21,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownReason, TeardownScope
 from sidecar.artifacts import ArtifactInput, ArtifactLimits
 from sidecar.artifacts.files import FileArtifactStore
-from sidecar.scope import Owner, Scope
-from sidecar.storage import Database, SqliteIdempotencyStore
+from sidecar.scope import Address, KeptInstance, Owner, Registration, Scope, ScopeKey, digest_of_secret
+from sidecar.storage import Database, SqliteIdempotencyStore, SqliteTeardownStore
 
 LIMITS = ArtifactLimits()
 SCOPE = Scope(Owner("acme", "named:ann"), "run:1")
 STATED = ArtifactInput("note", "text/plain")
 TOOL, DIGEST, OUTCOME = "tool", b"digest", b"outcome"
 AT_ONCE = 4
+REASON = TeardownReason.TEARDOWN_REASON_RUN_END
 _PATIENCE = 20
 # No multiple of a page, so that each process is cut elsewhere in one.
 _BYTES = 2_011
@@ -39,6 +41,17 @@ _BYTES = 2_011
 def payload(number: int) -> bytes:
     """What is put."""
     return str(number).encode() * 50
+
+
+def instance(worker: str, instance_id: str) -> KeptInstance:
+    """Who keeps the cleanups."""
+    return KeptInstance(worker, instance_id, digest_of_secret(instance_id), returns=True)
+
+
+def registration(number: int) -> Registration:
+    """A cleanup. Every two of them are kept by one instance."""
+    key = ScopeKey(TeardownScope.TEARDOWN_SCOPE_RUN, SCOPE.owner, str(number))
+    return Registration(f"reg_{number}", Address(key, f"ins_{number // 2}", TOOL, None), "main")
 
 
 class Teller:
@@ -82,12 +95,13 @@ class Teller:
 
 
 async def work(directory: Path, teller: Teller) -> None:
-    """Keeps artifacts and records of requests, and acknowledges each when that is done."""
+    """Keeps artifacts, records of requests and cleanups, and acknowledges each when that is done."""
     teller.limit(during="opening")
     async with Database(directory / "pillion.db") as database:
         store = FileArtifactStore(database, directory / "artifacts", LIMITS)
         await store.open()
         requests = SqliteIdempotencyStore(database)
+        teardowns = SqliteTeardownStore(database, instance)
         if teller.how == "statement":
             await database.read(lambda connection: connection.set_trace_callback(teller.step))
         teller.limit(during="byte")
@@ -112,10 +126,28 @@ async def work(directory: Path, teller: Teller) -> None:
                 await requests.finish(SCOPE, TOOL, key, OUTCOME)
                 teller.say(ended=key)
 
+        async def register(number: int) -> None:
+            one = registration(number)
+            teller.say(registers=number)
+            await teardowns.add(one)
+            teller.say(registered=number)
+            if number % 2:
+                teller.say(claims=number)
+                await teardowns.claim((one,), REASON)
+                teller.say(claimed=number)
+                teller.say(removes=number)
+                await teardowns.remove((one,))
+                teller.say(removed=number)
+            else:
+                teller.say(pins=number)
+                await teardowns.pin({(one.key, "main"): one.instance_id})
+                teller.say(pinned=number)
+
         # What comes while the database is busy with this shares the next commit.
         begun = threading.Event()
         busy = asyncio.ensure_future(database.write(lambda _: begun.wait()))
         working = [asyncio.ensure_future(each(number)) for each in (keep, request) for number in range(AT_ONCE)]
+        working += [asyncio.ensure_future(register(number)) for number in range(2)]
         await asyncio.sleep(0)
         begun.set()
         await asyncio.gather(busy, *working)

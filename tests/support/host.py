@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from sidecar.artifacts import ArtifactLimits
 from sidecar.artifacts.memory import MemoryArtifactStore
 from sidecar.artifacts.provision import provide
 from sidecar.artifacts.transfers import Transfers
+from sidecar.calls.detached import Detached
 from sidecar.calls.limits import CallLimits
+from sidecar.calls.pauses import Pauses
 from sidecar.calls.pipeline import Pipeline
-from sidecar.calls.ports import IdempotencyStore
+from sidecar.calls.stores import IdempotencyStore
 from sidecar.config import Artifacts as ArtifactSettings
 from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.credentials.facade import Credentials
@@ -45,7 +48,12 @@ from sidecar.workers.limits import WorkerLimits
 from tests.support.caller import CallerPeer
 from tests.support.links import ATTACH, EXECUTE, GrpcLink, MemoryLink
 from tests.support.peer import Peer
-from tests.support.store import InMemoryIdempotencyStore
+from tests.support.store import (
+    FollowedCalls,
+    InMemoryDetachedStore,
+    InMemoryIdempotencyStore,
+    InMemoryPauseStore,
+)
 from tests.support.tools import tool
 from tests.support.worker import WorkerPeer, token_of
 
@@ -154,6 +162,14 @@ class MemoryHost:
             max_frame_bytes=setup.wire.max_frame_bytes,
             scopes=setup.scopes,
         )
+        self.pause_store = InMemoryPauseStore(setup.calls.paused_per_subject)
+        began, now = time.time(), self.pipeline.loop.time()
+        self.pauses = Pauses(
+            self.pipeline, self.pause_store, b"secret", clock=lambda: began + self.pipeline.loop.time() - now
+        )
+        self.detached_store = InMemoryDetachedStore()
+        self._detached: list[Detached] = []
+        self.forget_detached()
         self.artifacts: MemoryArtifactStore | None = None
         if setup.keeps_artifacts:
             self.artifacts = MemoryArtifactStore()
@@ -181,7 +197,7 @@ class MemoryHost:
             self.counts,
             redaction=self.credentials.redactor,
         )
-        self._keeper = asyncio.ensure_future(self.streams.run())
+        self._keepers = [asyncio.ensure_future(self.streams.run()), asyncio.ensure_future(self.pauses.keep_tidy())]
         self._peers: list[Peer] = []
 
     async def caller(self) -> CallerPeer:
@@ -199,6 +215,16 @@ class MemoryHost:
     async def counters(self) -> Mapping[str, int]:
         return self.counts.snapshot()
 
+    @property
+    def detached(self) -> Detached:
+        """The detached calls."""
+        return self._detached[-1]
+
+    def forget_detached(self) -> None:
+        """Knows no detached call any more but by the store, as a sidecar that has just been started."""
+        self._detached.append(Detached(self.pipeline, self.detached_store, FollowedCalls()))
+        self.pipeline.detached = self.detached
+
     def drain(self, grace: float) -> None:
         """Begins to stop, as a signal does: tells callers, and takes no new calls."""
         self._callers.drain(grace)
@@ -210,9 +236,13 @@ class MemoryHost:
         await self.pipeline.idle()
         self.pipeline.teardowns.close()
         await self.pipeline.teardowns.settled()
+        for detached in self._detached:
+            await detached.settled()
         await self.credentials.aclose()
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self.pauses.settled()
         self.catalogue.close()
 
 

@@ -3,7 +3,9 @@
 Tools: `echo` answers its arguments, `label` who answered, `pid` the process; `wait` and `clock` end after some seconds,
 the latter with the time, `block` keeps a thread busy for as long, and `shout` prints a text and runs until cancelled.
 `keep` registers a cleanup of a `name` for the end of a `scope`, which writes a line to a file, and ends after some
-seconds; `ask` waits as long, then asks the sidecar something, and ends with the time of the answer.
+seconds; with `call` the cleanup names a call of `clean`, which writes such a line too. What it keeps and names none it
+runs by itself when it loses the sidecar. `ask` waits as long, then asks the sidecar something, and ends with the time
+of the answer.
 """
 
 import argparse
@@ -35,11 +37,13 @@ _ENDLESS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 class Worker:
     """One instance: what is to be written, and the calls that run."""
 
-    def __init__(self, tools: list[str], label: str, left: Path | None, cleaned: Path | None = None) -> None:
-        self.label = label
-        self.left = left
-        self.cleaned = cleaned
+    def __init__(self, options: argparse.Namespace) -> None:
+        label = self.label = options.label
+        self.left: Path | None = options.left
+        self.cleaned: Path | None = options.cleaned
         self.kept: dict[str, str] = {}
+        self.named: set[str] = set()
+        """Those of them that name a call."""
         self.replies: dict[int, asyncio.Future[Frame]] = {}
         self.outbox: asyncio.Queue[Frame] = asyncio.Queue()
         self.running: dict[int, asyncio.Event] = {}
@@ -49,8 +53,9 @@ class Worker:
                 name=name,
                 description=f"{name} of {label}",
                 effects=tool_pb2.EFFECTS_READ if name == "pid" else tool_pb2.EFFECTS_UNSAFE,
+                holds=context_pb2.TEARDOWN_SCOPE_SESSION if options.holds else context_pb2.TEARDOWN_SCOPE_UNSPECIFIED,
             )
-            for name in tools
+            for name in options.tools
         ]
         hello = worker_pb2.WorkerHello(
             worker=os.environ["PILLION_WORKER_NAME"], token=_token(), tools=descriptors, concurrency=512
@@ -68,6 +73,8 @@ class Worker:
                         for frame in message.frames:
                             self._handle(frame, calls)
             except* aio.AioRpcError:
+                for number in self.kept.keys() - self.named:
+                    self._write(self.kept[number], "BY_ITSELF")
                 sys.exit("the stream was lost")
         if self.left is not None:
             with self.left.open("a") as file:
@@ -100,11 +107,12 @@ class Worker:
         progress.progress.payload = b'{"message":"begun"}'
         self.outbox.put_nowait(progress)
         frame = Frame(call=call)
-        frame.outcome.result.json = json.dumps(await self._value(call, invoke.tool, arguments)).encode()
+        frame.outcome.result.json = json.dumps(await self._value(call, invoke, arguments)).encode()
         self.outbox.put_nowait(frame)
         del self.running[call]
 
-    async def _value(self, call: int, tool: str, arguments: dict[str, Any]) -> Any:
+    async def _value(self, call: int, invoke: worker_pb2.Invoke, arguments: dict[str, Any]) -> Any:  # noqa: PLR0911  # one for each tool
+        tool, context = invoke.tool, invoke.context
         match tool:
             case "wait" | "clock":
                 try:
@@ -130,6 +138,8 @@ class Worker:
                 return None
             case "keep":
                 return await self._keep(call, arguments)
+            case "clean":
+                return self._write(arguments["name"], _word(context.cleanup_reason))
             case "ask":
                 await asyncio.sleep(arguments["seconds"])
                 question = Frame(call=call)
@@ -146,7 +156,12 @@ class Worker:
         registration.request_id = 1
         registration.scope = context_pb2.TeardownScope.Value(f"TEARDOWN_SCOPE_{arguments['scope'].upper()}")
         registration.name = arguments["name"]
+        if arguments.get("call"):
+            registration.cleanup_call.tool = "clean"
+            registration.cleanup_call.arguments = json.dumps({"name": arguments["name"]}).encode()
         accepted = (await self._ask(frame)).reply.teardown
+        if arguments.get("call"):
+            self.named.add(accepted.registration_id)
         self.kept[accepted.registration_id] = arguments["name"]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.running[call].wait(), arguments["seconds"])
@@ -160,14 +175,17 @@ class Worker:
         return await answer
 
     def _clean(self, order: worker_pb2.RunTeardown) -> None:
-        """Runs a cleanup, which writes when, which and why."""
-        if self.cleaned is not None:
-            reason = context_pb2.TeardownReason.Name(order.reason).removeprefix("TEARDOWN_REASON_")
-            with self.cleaned.open("a") as file:
-                file.write(f"{time.monotonic()} {self.kept.pop(order.registration_id)} {reason}\n")
+        """Runs a cleanup."""
+        self._write(self.kept.pop(order.registration_id), _word(order.reason))
         done = Frame()
         done.teardown_done.registration_id = order.registration_id
         self.outbox.put_nowait(done)
+
+    def _write(self, name: str, reason: str) -> None:
+        """Writes that something is cleaned up: when, what and why."""
+        if self.cleaned is not None:
+            with self.cleaned.open("a") as file:
+                file.write(f"{time.monotonic()} {name} {reason}\n")
 
     def leave(self) -> None:
         """Says goodbye. What was on its way is run still; the sidecar ends the stream once nothing runs."""
@@ -176,6 +194,10 @@ class Worker:
             goodbye = Frame()
             goodbye.goodbye.SetInParent()
             self.outbox.put_nowait(goodbye)
+
+
+def _word(reason: "context_pb2.TeardownReason.ValueType") -> str:
+    return context_pb2.TeardownReason.Name(reason).removeprefix("TEARDOWN_REASON_")
 
 
 def _token() -> str:
@@ -199,6 +221,7 @@ def main() -> None:
     parser.add_argument("--label", default="")
     parser.add_argument("--left", type=Path, help="a file to write when it leaves")
     parser.add_argument("--cleaned", type=Path, help="a file to which each cleanup writes a line")
+    parser.add_argument("--holds", action="store_true", help="its tools hold something for sessions")
     parser.add_argument("--detach", action="store_true", help="leave a process in another session behind")
     parser.add_argument("--stubborn", action="store_true", help="heed no SIGTERM")
     parser.add_argument("--say", type=Path, help="a file to write to stdout before all else")
@@ -208,7 +231,7 @@ def main() -> None:
         sys.stdout.flush()
     if options.detach:
         _detach()
-    worker = Worker(options.tools, options.label, options.left, options.cleaned)
+    worker = Worker(options)
     if options.stubborn:
         worker.leave = lambda: None  # type: ignore[method-assign]  # not even when it is asked to drain
     asyncio.run(worker.serve())

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownReason
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from sidecar.scope import Registration
 
 
@@ -33,6 +33,9 @@ class SlowStore:
             raise StoreUnavailable("The store was broken on purpose.")
         await self._may.wait()
         self.claimed += [registration.id for registration in registrations]
+
+    async def unclaim(self, registrations: Sequence[Registration]) -> None:
+        raise NotImplementedError
 
     async def remove(self, registrations: Sequence[Registration]) -> None:
         if self.broken:

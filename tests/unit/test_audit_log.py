@@ -293,3 +293,19 @@ async def test_what_was_written_is_sealed_within_seconds(tmp_path: Path) -> None
     finally:
         await asyncio.to_thread(log.close)
     assert (await asyncio.to_thread(judged, places)).found == []
+
+
+def test_what_nobody_has_written_is_not_kept_without_a_bound(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def tell(number: int) -> str:
+        told.append(number)
+        return f'"time_unix_nano":1,"event":"call","number":{number}'
+
+    with opened(places_in(tmp_path)) as log:
+        for number in range(1_000):
+            log.defer(tell, number)
+        # Nothing was sent, so nobody has asked that it be written.
+        assert len(told) > 700
+        assert len(lines_of(places_in(tmp_path))) > 700
+    assert told == list(range(1_000))

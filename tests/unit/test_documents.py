@@ -226,7 +226,7 @@ def test_every_kind_of_failure_has_its_class_and_its_advice() -> None:
 
 def test_every_exit_code_of_a_call_is_told() -> None:
     told = {row["Exit code"] for row in table("docs/call-a-tool.md", "From a shell")}
-    codes = {0, call.TOOL_ERROR, USAGE, call.INTERRUPTED, UNWRITTEN, BROKEN_PIPE}
+    codes = {0, call.TOOL_ERROR, USAGE, call.PAUSED, call.INTERRUPTED, UNWRITTEN, BROKEN_PIPE}
     assert told == {*map(str, codes), f"{call.FIRST_FAILURE} and more"}
     assert call.FIRST_FAILURE + FailureKind.FAILURE_KIND_TIMEOUT == 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.calls.ports import IdempotencyRecord, IdempotencyStore
+from sidecar.calls.stores import IdempotencyRecord, IdempotencyStore
 from sidecar.scope import Owner, Scope
 from sidecar.storage import Database, SqliteIdempotencyStore, StoreBusy, StoreUnavailable
 

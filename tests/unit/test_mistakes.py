@@ -255,7 +255,7 @@ def test_a_mistake_is_told_with_its_line_and_what_would_do(tmp_path: Path, text:
 
 def test_a_limit_that_is_not_known_is_told_with_those_that_are(tmp_path: Path) -> None:
     (said,) = mistakes(tmp_path, "[limits.calls]\npatience = 1\n")
-    assert said.startswith("2: limits.calls.patience is not a setting; here there are cancel_grace, human_timeout, ")
+    assert said.startswith("2: limits.calls.patience is not a setting; here there are cancel_grace, detach_retention, ")
     (said,) = mistakes(tmp_path, "[limits.calls]\ntime_out = 1\n")
     assert said == "2: limits.calls.time_out is not a setting; did you mean timeout?"
 

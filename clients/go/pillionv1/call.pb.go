@@ -414,7 +414,8 @@ type Start struct {
 	ParentAnchor *string `protobuf:"bytes,12,opt,name=parent_anchor,json=parentAnchor,proto3,oneof" json:"parent_anchor,omitempty"`
 	// The trace. Unset: none.
 	Trace *Trace `protobuf:"bytes,13,opt,name=trace,proto3" json:"trace,omitempty"`
-	// Whether the call goes on when the stream is lost. Unset: no.
+	// Whether the call goes on when the stream is lost, and can be followed. Unset: no. Only where it is started on a
+	// stream.
 	Detachable bool `protobuf:"varint,14,opt,name=detachable,proto3" json:"detachable,omitempty"`
 	// What to resume. Unset: a new call.
 	Resume *ResumeTicket `protobuf:"bytes,15,opt,name=resume,proto3" json:"resume,omitempty"`
@@ -642,7 +643,8 @@ type Started struct {
 	ToolCallId string `protobuf:"bytes,2,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
 	// The catalogue generation the call is pinned to. Always set.
 	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	// The handle to follow a detachable call with. Unset: not detachable. Secret.
+	// The handle to follow a detachable call with: good for the same caller, until some time after the outcome. Unset: the
+	// call is not detachable, was refused, or is followed with it already. Secret.
 	Ticket *string `protobuf:"bytes,4,opt,name=ticket,proto3,oneof" json:"ticket,omitempty"`
 	// Whether this call joined or replays an earlier one with the same idempotency key. Unset: no.
 	Joined        bool `protobuf:"varint,5,opt,name=joined,proto3" json:"joined,omitempty"`
@@ -717,8 +719,9 @@ func (x *Started) GetJoined() bool {
 
 // Follows a detached call, on a new call id.
 //
-// Direction: caller to sidecar. Legal: as `Start`. Must follow: the call's frames from `from_sequence`, then its
-// `Outcome`; the earlier follower gets `Superseded`.
+// Direction: caller to sidecar. Legal: as `Start`. Must follow: `Started`, the call's frames from `from_sequence` that are
+// kept, those that come, then its `Outcome`; the earlier follower gets `Superseded`. A ticket that is wrong, expired or
+// another caller's: `Started` and an `Outcome` of TICKET_INVALID.
 type Follow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ticket of `Started`. Required. Secret.
@@ -773,9 +776,9 @@ func (x *Follow) GetFromSequence() uint64 {
 	return 0
 }
 
-// Another follower took over.
+// Another follower took over: the call goes on there.
 //
-// Direction: sidecar to caller. Legal: once, instead of an outcome. Must follow: nothing.
+// Direction: sidecar to caller. Legal: once a detached call, instead of an outcome. Must follow: nothing.
 type Superseded struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

@@ -1257,7 +1257,10 @@ type ToolContext struct {
 	// The catalogue generation the call is pinned to. Always set by the sidecar.
 	Generation uint64 `protobuf:"varint,22,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no.
-	HasBus        bool `protobuf:"varint,23,opt,name=has_bus,json=hasBus,proto3" json:"has_bus,omitempty"`
+	HasBus bool `protobuf:"varint,23,opt,name=has_bus,json=hasBus,proto3" json:"has_bus,omitempty"`
+	// Why this call is made, where it is a `CleanupCall` that the sidecar makes in place of an instance that is gone. Unset:
+	// somebody else made it. Set by the sidecar.
+	CleanupReason *TeardownReason `protobuf:"varint,24,opt,name=cleanup_reason,json=cleanupReason,proto3,enum=pillion.v1.TeardownReason,oneof" json:"cleanup_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1453,6 +1456,13 @@ func (x *ToolContext) GetHasBus() bool {
 	return false
 }
 
+func (x *ToolContext) GetCleanupReason() TeardownReason {
+	if x != nil && x.CleanupReason != nil {
+		return *x.CleanupReason
+	}
+	return TeardownReason_TEARDOWN_REASON_UNSPECIFIED
+}
+
 var File_pillion_v1_context_proto protoreflect.FileDescriptor
 
 const file_pillion_v1_context_proto_rawDesc = "" +
@@ -1533,7 +1543,7 @@ const file_pillion_v1_context_proto_rawDesc = "" +
 	"\x0fremaining_depth\x18\x01 \x01(\rR\x0eremainingDepth\"6\n" +
 	"\x06Resume\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\fR\x05state\x12\x16\n" +
-	"\x06answer\x18\x02 \x01(\fR\x06answer\"\xcf\b\n" +
+	"\x06answer\x18\x02 \x01(\fR\x06answer\"\xaa\t\n" +
 	"\vToolContext\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12 \n" +
 	"\ftool_call_id\x18\x02 \x01(\tR\n" +
@@ -1564,11 +1574,13 @@ const file_pillion_v1_context_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x16 \x01(\x04R\n" +
 	"generation\x12\x17\n" +
-	"\ahas_bus\x18\x17 \x01(\bR\x06hasBusB\t\n" +
+	"\ahas_bus\x18\x17 \x01(\bR\x06hasBus\x12F\n" +
+	"\x0ecleanup_reason\x18\x18 \x01(\x0e2\x1a.pillion.v1.TeardownReasonH\x04R\rcleanupReason\x88\x01\x01B\t\n" +
 	"\a_run_idB\r\n" +
 	"\v_session_idB\x13\n" +
 	"\x11_caller_principalB\x10\n" +
-	"\x0e_parent_anchor*\x87\x02\n" +
+	"\x0e_parent_anchorB\x11\n" +
+	"\x0f_cleanup_reason*\x87\x02\n" +
 	"\fCancelReason\x12\x1d\n" +
 	"\x19CANCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14CANCEL_REASON_CALLER\x10\x01\x12\x1a\n" +
@@ -1664,13 +1676,14 @@ var file_pillion_v1_context_proto_depIdxs = []int32{
 	16, // 22: pillion.v1.ToolContext.answerable:type_name -> pillion.v1.AnswerableRequests
 	17, // 23: pillion.v1.ToolContext.tools:type_name -> pillion.v1.NestedTools
 	18, // 24: pillion.v1.ToolContext.resume:type_name -> pillion.v1.Resume
-	7,  // 25: pillion.v1.WantedArtifacts.ArgumentsEntry.value:type_name -> pillion.v1.WantedArtifact
-	9,  // 26: pillion.v1.PushedCredentials.ServicesEntry.value:type_name -> pillion.v1.Credential
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	2,  // 25: pillion.v1.ToolContext.cleanup_reason:type_name -> pillion.v1.TeardownReason
+	7,  // 26: pillion.v1.WantedArtifacts.ArgumentsEntry.value:type_name -> pillion.v1.WantedArtifact
+	9,  // 27: pillion.v1.PushedCredentials.ServicesEntry.value:type_name -> pillion.v1.Credential
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_pillion_v1_context_proto_init() }

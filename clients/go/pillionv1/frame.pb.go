@@ -260,7 +260,8 @@ type Frame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The call, chosen by the opener of the hop and strictly increasing on a stream. 0: the stream itself.
 	Call uint64 `protobuf:"varint,1,opt,name=call,proto3" json:"call,omitempty"`
-	// Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored.
+	// Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored. A frame of a
+	// detached call has one number for all who follow it; those that are not sent again are missing in between.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// When the sidecar handled the frame, in nanoseconds since the Unix epoch. Stamped by the sidecar; what a peer sends
 	// is ignored.

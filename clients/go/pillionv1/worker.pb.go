@@ -961,7 +961,7 @@ func (x *TeardownDone) GetError() string {
 // Tells a worker that a registration is not wanted any more.
 //
 // Direction: sidecar to worker, on call 0. Legal: after a re-attachment. Must follow: nothing; the worker forgets it
-// without running it.
+// without running it, but for what it keeps for the end of a call, which has ended with its stream.
 type Release struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The registration. Always set.

@@ -25,7 +25,7 @@ from pillion._caller.artifacts import HostArtifacts
 from pillion._caller.call import Call
 from pillion._caller.host import CallOptions, EndedScope, Host, connect
 from pillion._caller.listing import HostInfo, ToolAnnotations, ToolInfo, Tools
-from pillion._caller.outcome import Paused, Progress, Result
+from pillion._caller.outcome import Paused, Progress, RegisteredTeardown, Result
 from pillion._caller.questions import PeerError, Question
 from pillion._facts import (
     CallerPrincipal,
@@ -33,6 +33,7 @@ from pillion._facts import (
     Effects,
     Identity,
     ParentAnchor,
+    Registration,
     Secret,
     SideEffects,
     TeardownReason,
@@ -43,6 +44,7 @@ from pillion._verbs import Artifacts, OpenArtifact
 from pillion._wire.security import Tls
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, CredentialMode
+from pillion._worker.pause import Pause, Resumed
 from pillion._worker.run import run_worker
 from pillion._worker.signals import Cancelled, ToolError, ToolResult
 from pillion._worker.tool import Need, Placement, Tool, tool
@@ -75,12 +77,16 @@ __all__ = (
     "Need",
     "OpenArtifact",
     "ParentAnchor",
+    "Pause",
     "Paused",
     "PeerError",
     "Placement",
     "Progress",
     "Question",
+    "RegisteredTeardown",
+    "Registration",
     "Result",
+    "Resumed",
     "Secret",
     "SideEffects",
     "TeardownReason",

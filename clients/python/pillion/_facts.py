@@ -79,7 +79,17 @@ class TeardownReason(enum.IntEnum):
     EVICTED = 6
     """The scope was the coldest of too many."""
     WORKER_LOST = 7
-    """The worker was apart from the sidecar for too long."""
+    """The worker and the sidecar were apart for too long, or the sidecar does not know the worker any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What became of a cleanup that a tool has registered."""
+
+    reused: bool
+    """Whether one stood already, which is the one that will run."""
+    count: int
+    """How many times it was registered, this one included."""
 
 
 @dataclass(frozen=True, slots=True)

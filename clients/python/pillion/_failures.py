@@ -215,6 +215,15 @@ class StreamLost(CallLost):
     kind = FailureKind.OUTCOME_UNKNOWN
 
 
+class Superseded(CallLost):
+    """Another follower took a detached call over: it goes on, and tells its end there. Raised on this side.
+
+    Who has the ticket may take it back by `Host.follow`.
+    """
+
+    kind = FailureKind.OUTCOME_UNKNOWN
+
+
 class ResultRefused(CallFailed):
     """The tool returned, and what it returned cannot be passed on."""
 
@@ -258,7 +267,7 @@ class CallPaused(PillionError):
     def __init__(self, paused: "Paused") -> None:
         super().__init__(paused.message)
         self.paused = paused
-        """What is asked, and the ticket to resume with."""
+        """What is asked, and the ticket that `Host.resume` takes."""
 
 
 class ConnectionFailed(PillionError):

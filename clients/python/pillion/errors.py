@@ -25,7 +25,8 @@
     │   │   ├── WorkerLost               WORKER_LOST
     │   │   ├── OutcomeUnknown           OUTCOME_UNKNOWN
     │   │   ├── SessionLost              SESSION_LOST
-    │   │   └── StreamLost               the connection was lost; raised on this side
+    │   │   ├── StreamLost               the connection was lost; raised on this side
+    │   │   └── Superseded               another follows the detached call; raised on this side
     │   ├── ResultRefused            the tool returned, and it cannot be passed on
     │   │   ├── ResultTooLarge           RESULT_TOO_LARGE
     │   │   └── InvalidResult            INVALID_RESULT
@@ -40,6 +41,7 @@
     ├── JsonRefused                  no JSON of the same meaning; also a ValueError
     ├── WorkerRefused                the sidecar does not take a worker
     ├── ToolError                    raised by a tool: its text goes to the caller
+    ├── Pause                        raised by a tool: its call waits for an answer from outside
     └── RequestRefused               a request of a running tool was not answered
         ├── RequestUnsupported, RequestInvalid, RequestDenied, RequestOverloaded, RequestCancelled
         ├── RequestTimedOut              in the tool's own time; also a TimeoutError
@@ -52,7 +54,7 @@
         ├── CredentialRefused
         │   ├── CredentialUnconfigured   none for this service, or not in this mode
         │   └── CredentialProviderDown   try again in a moment
-        └── TeardownRefused
+        └── TeardownRefused          the call has no such scope: its door, or its caller's facts
 
 A `CallFailed` has `kind`, `message`, `retryable`, `retry_after`, `side_effects`, `issues`, `execution_id` and
 `tool_call_id`; a `RequestRefused` has `code`, `message`, `retryable` and `retry_after`. Beside the tree stand
@@ -91,6 +93,7 @@ from pillion._failures import (
     ResultTooLarge,
     SessionLost,
     StreamLost,
+    Superseded,
     TicketInvalid,
     ToolFailed,
     Unavailable,
@@ -120,6 +123,7 @@ from pillion._refusals import (
     RequestUnsupported,
     TeardownRefused,
 )
+from pillion._worker.pause import Pause
 from pillion._worker.schema import ToolRefused
 from pillion._worker.signals import Cancelled, ToolError
 from pillion._worker.worker import WorkerRefused
@@ -158,6 +162,7 @@ __all__ = (
     "NotAuthenticated",
     "OutcomeUnknown",
     "Overloaded",
+    "Pause",
     "PeerFailed",
     "PeerRefused",
     "PillionError",
@@ -174,6 +179,7 @@ __all__ = (
     "ResultTooLarge",
     "SessionLost",
     "StreamLost",
+    "Superseded",
     "TeardownRefused",
     "TicketInvalid",
     "ToolError",

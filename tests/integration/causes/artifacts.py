@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
 from sidecar._gen.pillion.v1.tool_pb2 import Placement
-from sidecar.calls.ports import StoreUnavailable
+from sidecar.calls.stores import StoreUnavailable
 from tests.integration.causes.stage import Stage, happens
 
 NOWHERE = "art_" + "0" * 22

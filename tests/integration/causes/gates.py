@@ -5,7 +5,6 @@ from typing import Any
 
 from sidecar._gen.pillion.v1.call_pb2 import ResumeTicket
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
-from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
 from sidecar._gen.pillion.v1.tool_pb2 import CredentialNeed
 from sidecar.credentials.port import Answer, AuthorizationRequired, ProviderDown, Request
@@ -29,8 +28,8 @@ def at_the_gates(cause: str, *arguments: Any, **fields: Any) -> None:
 
 at_the_gates("the Start is over the largest frame", "echo", {"text": "x" * MIB})
 at_the_gates("no tool is named", "")
-at_the_gates("the call is to be detachable", detachable=True)
-at_the_gates("the call resumes another", resume=ResumeTicket(ticket="t"))
+at_the_gates("the ticket opens nothing", resume=ResumeTicket(ticket="t"))
+at_the_gates("the answer is not strict JSON", resume=ResumeTicket(ticket="t", answer=b"{"))
 at_the_gates("the call is on behalf of another sidecar's caller", on_behalf_of="ana")
 at_the_gates("an id is over 256 bytes", run_id="r" * 257)
 at_the_gates("the idempotency key is empty", idempotency_key="")
@@ -39,15 +38,6 @@ at_the_gates("the arguments are not strict JSON", "echo", b'{"a": 1, "a": 2}')
 at_the_gates("there is no such tool", "missing")
 at_the_gates("the timeout is not positive", timeout=0)
 at_the_gates("the arguments do not fit the schema", "echo", {"count": "many"})
-
-
-@happens("the call follows another", "no")
-async def _(stage: Stage) -> Failure:
-    await stage.open()
-    frame = Frame(call=1)
-    frame.follow.ticket = "t"
-    await stage.caller.send(frame)
-    return await stage.failed(1)
 
 
 @happens("the call has been here before", "no")
@@ -144,10 +134,19 @@ async def _(stage: Stage) -> Failure:
 @happens("the tool declares what is not provided", "no")
 async def _(stage: Stage) -> Failure:
     await stage.open()
-    await stage.attach(holds=TeardownScope.TEARDOWN_SCOPE_SESSION)
+    # Memory has no artifact store.
+    await stage.attach(wants={"text": "note"})
     return await stage.fails()
 
 
+@happens("the tool holds something for a session, and the call names none", "no")
+async def _(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach(holds=SESSION)
+    return await stage.fails(run_id="r")
+
+
+SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 GITHUB = """
 [[credential]]
 service = "github"
@@ -202,3 +201,12 @@ by_its_provider("the provider of a needed credential does not answer", _is_down)
 by_its_provider(
     "a person has to authorise first", lambda: AuthorizationRequired("github", Secret("https://id.example.com"))
 )
+
+
+@happens("the record of paused calls cannot be reached", "no")
+async def _no_record_of_pauses(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    stage.host.pause_store.broken = True
+    call = await stage.caller.start("", resume=ResumeTicket(ticket="t"))
+    return await stage.failed(call)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
-from sidecar.calls.ports import IdempotencyRecord
+from sidecar.calls.stores import IdempotencyRecord
 from sidecar.scope import Scope, scope_of
 from tests.integration.causes.stage import KEY, Stage, happens
 

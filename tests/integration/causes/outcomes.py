@@ -6,7 +6,8 @@ from typing import Any
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from tests.integration.causes.stage import KIB, MIB, Stage, happens
-from tests.support import WireLimits, quiet
+from tests.support import CallLimits, WireLimits, quiet
+from tests.support.pausing import pause
 
 
 def by_the_tool(cause: str, end: Callable[[Stage, int], Awaitable[None]], **fields: Any) -> None:
@@ -19,12 +20,6 @@ def by_the_tool(cause: str, end: Callable[[Stage, int], Awaitable[None]], **fiel
         call, run = await stage.running()
         await end(stage, run.call)
         return await stage.failed(call)
-
-
-async def _pause(stage: Stage, call: int) -> None:
-    frame = Frame(call=call)
-    frame.outcome.paused.ask.kind = "approval"
-    await stage.worker.send(frame)
 
 
 async def _end_somehow(stage: Stage, call: int) -> None:
@@ -43,7 +38,11 @@ by_the_tool(
     lambda stage, call: stage.worker.fail(call, FailureKind.FAILURE_KIND_DENIED),
 )
 by_the_tool("the outcome is of no known kind", _end_somehow)
-by_the_tool("the tool pauses", _pause)
+by_the_tool("the tool pauses and asks nothing", lambda stage, call: stage.worker.send(pause(call, "")))
+by_the_tool(
+    "the tool pauses with more than it may keep",
+    lambda stage, call: stage.worker.send(pause(call, state=b"x" * 65_537)),
+)
 by_the_tool(
     "the result is over the tool's ceiling",
     lambda stage, call: stage.worker.result(call, "x" * 100),
@@ -84,3 +83,25 @@ async def _(stage: Stage) -> Failure:
     for call in range(1, 6):
         assert (await stage.caller.outcome(call)).HasField("result")
     return failure
+
+
+@happens("the tool pauses, and that cannot be recorded", "yes")
+async def _unrecorded(stage: Stage) -> Failure:
+    await stage.open()
+    await stage.attach()
+    call, run = await stage.running()
+    stage.host.pause_store.broken = True
+    await stage.worker.send(pause(run.call))
+    return await stage.failed(call)
+
+
+@happens("the tool pauses, and its subject has too many paused calls", "yes")
+async def _too_many_paused(stage: Stage) -> Failure:
+    await stage.open(calls=CallLimits(paused_per_subject=1))
+    await stage.attach()
+    call, run = await stage.running()
+    await stage.worker.send(pause(run.call))
+    await stage.caller.outcome(call)
+    call, run = await stage.running()
+    await stage.worker.send(pause(run.call))
+    return await stage.failed(call)

@@ -3,10 +3,11 @@
 import asyncio
 from typing import Any
 
+from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
 from sidecar._gen.pillion.v1.execute_pb2 import EndScopeRequest
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure
 from tests.integration.causes.stage import KIB, Stage, happens, misdirected
-from tests.support import CallLimits, end_scope, quiet
+from tests.support import CallLimits, end_scope, quiet, tools_changed
 
 
 async def waiting(stage: Stage, **fields: Any) -> int:
@@ -17,6 +18,48 @@ async def waiting(stage: Stage, **fields: Any) -> int:
     call = await stage.caller.start(**fields)
     await stage.caller.flush()
     return call
+
+
+async def held(stage: Stage, **fields: Any) -> None:
+    """A session that the only worker holds something for."""
+    await stage.open()
+    await stage.attach(holds=TeardownScope.TEARDOWN_SCOPE_SESSION, **fields)
+    call, invocation = await stage.running(session_id="s")
+    await stage.worker.result(invocation.call)
+    await stage.caller.outcome(call)
+
+
+@happens("the instance that holds the session is full", "no")
+async def _(stage: Stage) -> Failure:
+    await held(stage, concurrency=1)
+    await stage.running(session_id="s")
+    return await stage.fails(session_id="s")
+
+
+@happens("the instance that holds the session is away", "no")
+async def _(stage: Stage) -> Failure:
+    await held(stage)
+    stage.worker.cut()
+    await quiet()
+    return await stage.fails(session_id="s")
+
+
+@happens("the instance that holds the session does not have the tool", "no")
+async def _(stage: Stage) -> Failure:
+    await held(stage)
+    pinned = stage.worker
+    await stage.attach(holds=TeardownScope.TEARDOWN_SCOPE_SESSION)
+    await pinned.send(tools_changed())
+    await pinned.flush()
+    return await stage.fails(session_id="s")
+
+
+@happens("the instance that held the session is gone", "no")
+async def _(stage: Stage) -> Failure:
+    await held(stage)
+    await stage.worker.goodbye()
+    await stage.worker.end()
+    return await stage.fails(session_id="s")
 
 
 @happens("too many calls wait for the worker", "no")

@@ -11,11 +11,11 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
@@ -159,11 +159,11 @@ def logged(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
-def main() -> None:
-    """Runs the demo, so that a signal cancels it."""
+def main(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a demo, so that a signal cancels it."""
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        task = loop.create_task(demo())
+        task = loop.create_task(work())
         for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(ending, task.cancel)
         try:
@@ -180,4 +180,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(demo)

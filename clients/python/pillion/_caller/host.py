@@ -1,9 +1,10 @@
 """A sidecar, as its caller has it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -13,10 +14,10 @@ from google.protobuf.message import DecodeError
 
 from pillion import _failures
 from pillion._caller.artifacts import HostArtifacts
-from pillion._caller.call import Call, start_of
+from pillion._caller.call import Call, follow_of, resume_of, start_of
 from pillion._caller.link import Link
 from pillion._caller.listing import HostInfo, ToolInfo, Tools, read_info, read_tool
-from pillion._caller.outcome import value_of
+from pillion._caller.outcome import Paused, value_of
 from pillion._caller.questions import Handler, Questions
 from pillion._facts import Identity, Secret, SideEffects, Trace
 from pillion._gen.pillion.v1.execute_pb2 import (
@@ -29,11 +30,14 @@ from pillion._gen.pillion.v1.execute_pb2 import (
     ListToolsResponse,
     WatchToolsResponse,
 )
+from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._wire.channel import Connection, GrpcConnection, StreamEnded, unanswered
 from pillion._wire.security import Security, StrPath, Tls, Token, TokenSource
 
 _SERVICE = "/pillion.v1.ToolHostService/"
 _REQUEST_SECONDS = 30.0
+_END_SECONDS = 120.0
+"""Calls are waited for, and cleanups run: more than a sidecar gives those by default."""
 _HUMAN_SECONDS = 600.0
 """How long a sidecar lets people answer, where nobody says."""
 _CONSENT_REFUSED: Mapping[str, type[_failures.CallFailed]] = {
@@ -41,6 +45,10 @@ _CONSENT_REFUSED: Mapping[str, type[_failures.CallFailed]] = {
     "INVALID_ARGUMENT": _failures.InvalidArguments,
     "PERMISSION_DENIED": _failures.Denied,
 }
+
+
+Resumable = str | Secret | Paused | _failures.CallPaused
+"""What can be resumed: a ticket, or that which brought it."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -68,6 +76,8 @@ class CallOptions(TypedDict, total=False):
     """A provenance anchor."""
     trace: Trace | None
     """The trace it belongs to."""
+    detachable: bool
+    """Whether it goes on when the connection is lost, or once it was detached."""
     resend: bool
     """Whether to send it again when the stream is lost. Needs an `idempotency_key`."""
 
@@ -79,9 +89,9 @@ class EndedScope:
     fired: int
     """Cleanups that ran."""
     failed: int
-    """Those of them that failed or took too long."""
+    """Those of them that failed, took too long, or were lost with their worker."""
     cancelled: int
-    """Running calls that were cancelled."""
+    """Running calls that were cancelled, and paused ones that are not resumed any more."""
 
 
 class Host:
@@ -126,18 +136,64 @@ class Host:
         /,
         **options: Unpack[CallOptions],
     ) -> Call:
-        """A call to be begun by `async with`, for its progress, its raw result, or to cancel it. Options as of `call`.
+        """A call to be begun by `async with`, for its progress, its raw result, or to cancel or detach it.
+
+        Options as of `call`.
 
         :raises JsonRefused: if the arguments have no JSON text of the same meaning.
         """
         return self._made(tool, arguments, options, iterated=True)
 
+    async def resume(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Any:
+        """Resumes a call that paused, and answers the value that its tool then returned; raises as `call` does.
+
+        `ticket` is that of the pause, or what was raised. `answer` is a JSON value, or the bytes of one, which are
+        passed on as they are; `None` is none. A ticket is good once, for the caller that it was given to and the tenant
+        and principal that the paused call was for: name its `identity` again. Tool, arguments and all that is not named
+        are the paused call's. One that was not even tried to be run, as `Overloaded` says, leaves the ticket good.
+
+        :raises TicketInvalid: if it opens nothing: it is wrong, was used, has expired, or is another's.
+        :raises CallPaused: if the tool waits for another answer, by another ticket.
+        """
+        return value_of(await self._resumed(ticket, answer, options, iterated=False).run())
+
+    def start_resumed(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Call:
+        """The same as a call to be begun by `async with`, for its progress, its raw result, or to cancel it.
+
+        :raises JsonRefused: if the answer has no JSON text of the same meaning.
+        """
+        return self._resumed(ticket, answer, options, iterated=True)
+
+    def follow(self, ticket: str, *, from_sequence: int = 0) -> Call:
+        """A detached call to be followed by `async with`: its progress from a number on, and its result.
+
+        0 is all that the sidecar has kept; who has seen a report goes on with the number behind its `sequence`. Leaving
+        the block leaves the call running, and `cancel` stops it. Only the newest follower is told anything: any other
+        one's part ends as `Superseded`. A ticket that this caller cannot use makes it `TicketInvalid`.
+        """
+        call = Call(
+            self._link,
+            follow_of(ticket, from_sequence),
+            None,
+            grace=self._outcome_grace,
+            resend=False,
+            iterated=True,
+        )
+        call.ticket, call.is_let_go, call.sequence = ticket, True, max(from_sequence - 1, 0)
+        return call
+
     def _made(self, tool: str, arguments: Any, options: CallOptions, *, iterated: bool) -> Call:
+        return self._to_run(partial(start_of, tool, arguments), options, iterated=iterated)
+
+    def _resumed(self, ticket: Resumable, answer: Any, options: CallOptions, *, iterated: bool) -> Call:
+        return self._to_run(partial(resume_of, ticket, answer), options, iterated=iterated)
+
+    def _to_run(self, first_of: Callable[..., Frame], options: CallOptions, *, iterated: bool) -> Call:
         given: dict[str, Any] = {**options}
         resend = given.pop("resend", False) if given else False
         if resend and not given.get("idempotency_key"):
             raise ValueError("Only a call with an idempotency key may be sent again.")
-        first = start_of(tool, arguments, **given)
+        first = first_of(**given)
         grace = self._outcome_grace
         if self._link.can_answer:
             # While somebody is asked, the sidecar's clock stands still.
@@ -201,20 +257,20 @@ class Host:
         return read_info(await self._ask("GetInfo", None, GetInfoResponse))
 
     async def end_run(self, run_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a run: refuses new calls of it, cancels running ones, runs its cleanups.
+        """Ends a run of a subject: cancels its calls, waits for them, and has run what tools keep for its end.
 
+        Meanwhile no new call of it is taken; afterwards one of the same id is a new run. One that does not exist, or
+        that another ends just now, answers zeros. The end goes on where this is cancelled.
+
+        :raises Denied: if this caller may not act for the subject.
+        :raises InvalidArguments: if this can be no id.
         :raises ConnectionFailed: if the sidecar does not answer.
         """
-        request = EndScopeRequest(run_id=run_id)
-        return await self._end_scope(request, identity)
+        return await self._end_scope(EndScopeRequest(run_id=run_id), identity)
 
     async def end_session(self, session_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a session, likewise.
-
-        :raises ConnectionFailed: if the sidecar does not answer.
-        """
-        request = EndScopeRequest(session_id=session_id)
-        return await self._end_scope(request, identity)
+        """Ends a session of a subject, in the same way as `end_run`."""
+        return await self._end_scope(EndScopeRequest(session_id=session_id), identity)
 
     async def complete_consent(self, service: str, callback: str | Secret, identity: Identity | None = None) -> None:
         """Hands in what a person was sent back with after they authorised a service for this subject.
@@ -257,13 +313,18 @@ class Host:
     async def _end_scope(self, request: EndScopeRequest, identity: Identity | None) -> EndedScope:
         if identity is not None:
             request.identity.CopyFrom(_listing(identity).identity)
-        answer = await self._ask("EndScope", request, EndScopeResponse)
+        try:
+            answer = await self._ask("EndScope", request, EndScopeResponse, _END_SECONDS)
+        except _failures.ConnectionFailed as error:
+            if error.reason is None:
+                raise
+            raise _failures.failed(error.reason) from None
         return EndedScope(answer.fired, answer.failed, answer.cancelled)
 
-    async def _ask(self, method: str, request: Any, answer: type[Any]) -> Any:
+    async def _ask(self, method: str, request: Any, answer: type[Any], seconds: float = _REQUEST_SECONDS) -> Any:
         message = b"" if request is None else request.SerializeToString()
         try:
-            return answer.FromString(await self._connection.request(_SERVICE + method, message, _REQUEST_SECONDS))
+            return answer.FromString(await self._connection.request(_SERVICE + method, message, seconds))
         except DecodeError:
             raise _failures.ConnectionFailed("The sidecar's answer cannot be read.") from None
 
@@ -295,7 +356,7 @@ class connect:  # noqa: N801  # reads as the verb it is: `async with pillion.con
     answers, up to `connect_timeout` seconds (`None` for ever). `can_answer` has a handler for each JSON-RPC method that
     tools may ask this caller, such as `elicitation/create`. A call with a timeout fails here if its outcome did not
     come `outcome_grace` seconds after it. While the stream is away, calls without a timeout wait up to `patience`
-    seconds.
+    seconds. Calls that are detachable go on without a connection.
 
     Entering raises `ConnectionFailed` if the sidecar does not answer in time, `NotAuthenticated` if it refuses, and
     `CannotConnect` if the token or the certificates cannot be used, or a token would go over a network in the clear.

@@ -187,7 +187,12 @@ class Link:
         again: list[Call] = []
         for call in stream.calls.values():
             unsent = call.place > stream.handed_over
-            if self._ended is None and call.outcome is None and (unsent or call.resend):
+            is_wanted = call.outcome is None and (unsent or call.resend)
+            # The word that it is to stop may have been lost as well.
+            is_followed = call.ticket is not None and (call.outcome is None or call.cancelling is not None)
+            if self._ended is None and (is_wanted or is_followed):
+                if is_followed:
+                    call.following()
                 call.since = self.loop.time()
                 again.append(call)
             else:
@@ -266,32 +271,47 @@ class Link:
             call.waiter = None
 
     def cancel(self, call: Call, reason: CancelReason) -> None:
-        """Asks a call to stop. One that was not sent ends at once."""
+        """Asks a call to stop. One that was not sent ends at once; one that is followed again is asked again then."""
         if call.outcome is not None:
             return
-        if call in self._waiting:
+        if call.ticket is not None:
+            call.cancelling = reason
+        elif call in self._waiting:
             self._waiting.remove(call)
             self._end_waiting(call, _failures.CallCancelled("The call was cancelled before it was sent."))
-        elif call.stream is not None:
+            return
+        if call.stream is not None:
             call.stream.cancel(call, reason)
 
     def leave(self, call: Call) -> None:
         """Nobody waits for a call any more: asks it to stop, and forgets it. Its slot is free with its outcome."""
-        if call.outcome is None:
+        if call.outcome is not None:
+            return
+        if call.is_let_go and call in self._waiting:
+            self._waiting.remove(call)
+        elif not call.is_let_go:
             self.cancel(call, CancelReason.CALLER)
-            call.resend = False
-            call.end(_failures.CallCancelled("The call was left.", side_effects=SideEffects.POSSIBLE))
+        call.resend = False
+        call.end(_left_running() if call.is_let_go else _left())
 
     def _serve(self) -> None:
         """Sends what waits, as far as that can be done."""
         while self._waiting and self._current is not None and self._current.has_room:
             call = self._waiting.popleft()
             self._current.send(call, self.loop.time(), waited=True)
+            if call.cancelling is not None:
+                self._current.cancel(call, call.cancelling)
             self._tick_soon()
             if call.waiter is not None and not call.waiter.done():
                 call.waiter.set_result(None)
 
     def _end_waiting(self, call: Call, error: _failures.CallFailed) -> None:
+        if call.execution_id is not None and call.ticket is not None:
+            # It is not the call that was not sent, but that it is to be followed again.
+            error = _failures.StreamLost(
+                f"The connection to the sidecar was lost, and the call goes on without it. {error.message}",
+                side_effects=SideEffects.POSSIBLE,
+            )
         call.end(error)
         if call.waiter is not None and not call.waiter.done():
             call.waiter.set_result(None)
@@ -338,3 +358,13 @@ class Link:
                     ),
                 )
         self._tick_soon()
+
+
+def _left() -> _failures.CallFailed:
+    return _failures.CallCancelled("The call was left.", side_effects=SideEffects.POSSIBLE)
+
+
+def _left_running() -> _failures.CallFailed:
+    return _failures.StreamLost(
+        "This side left the call, which goes on; follow it by its ticket.", side_effects=SideEffects.POSSIBLE
+    )

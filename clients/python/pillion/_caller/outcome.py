@@ -1,12 +1,13 @@
 """How a call ended, as the wire has it, and what it reported on its way."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pillion import _failures, _json
 from pillion._artifacts import ArtifactMeta, read_meta
 from pillion._content import Content, read_content
-from pillion._facts import SideEffects
+from pillion._facts import Secret, SideEffects, TeardownScope
 from pillion._gen.pillion.v1 import outcome_pb2
 
 
@@ -48,17 +49,26 @@ class Result:
 class Paused:
     """What a paused call asks for."""
 
-    __slots__ = ("kind", "message", "schema", "ticket")
+    __slots__ = ("kind", "message", "schema_json", "ticket")
 
-    def __init__(self, kind: str, message: str, schema: Any, ticket: str | None) -> None:
+    def __init__(self, kind: str, message: str, schema_json: bytes | None, ticket: Secret | None) -> None:
         self.kind = kind
         """`consent`, or a word of the tool's."""
         self.message = message
         """A sentence for a person."""
-        self.schema = schema
-        """JSON Schema of the answer; `None` for any."""
+        self.schema_json = schema_json
+        """JSON Schema of the answer, as text, exactly as the tool sent it; `None` for any."""
         self.ticket = ticket
-        """The handle to resume with. Secret."""
+        """What `Host.resume` takes, once. It neither prints nor serialises; `reveal` it to keep it. `None` in a tool
+        that made the call: the call that it is in has the ticket."""
+
+    @property
+    def schema(self) -> Any:
+        """JSON Schema of the answer; `None` for any.
+
+        :raises JsonRefused: if the text is not JSON.
+        """
+        return None if self.schema_json is None else _json.decode(self.schema_json)
 
     def __repr__(self) -> str:
         return f"<Paused for {self.kind}>"
@@ -100,6 +110,19 @@ class Progress:
         return f"<Progress {self.sequence}, {len(self.json)} bytes, {self.coalesced} lost before it>"
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredTeardown:
+    """What a running tool keeps for the end of a scope."""
+
+    scope: TeardownScope
+    key_digest: str
+    """Twelve hexadecimal digits that are the same for all that is kept for that run or session."""
+    label: str | None
+    """The tool's name of it, for people; not trusted."""
+    reused: bool
+    """Whether it was kept already."""
+
+
 def read_outcome(outcome: outcome_pb2.Outcome) -> Outcome:
     """How a call ended, from its last frame."""
     kind = outcome.WhichOneof("kind")
@@ -114,8 +137,8 @@ def read_outcome(outcome: outcome_pb2.Outcome) -> Outcome:
         return _failures.failed(outcome.failure)
     if kind == "paused":
         ask = outcome.paused.ask
-        schema = _json.decode(ask.schema) if ask.HasField("schema") else None
-        ticket = outcome.paused.ticket if outcome.paused.HasField("ticket") else None
+        schema = ask.schema if ask.HasField("schema") else None
+        ticket = Secret(outcome.paused.ticket) if outcome.paused.HasField("ticket") else None
         return Paused(ask.kind, ask.message, schema, ticket)
     return _failures.InternalFailure(
         "The call ended in a way that this SDK does not know.", side_effects=SideEffects.POSSIBLE

@@ -52,8 +52,8 @@ class Questions:
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = dict(handlers)
-        self._open: dict[asyncio.Task[None], FrameStream | None] = {}
-        """By the stream that they answer on, if they do."""
+        self._open: dict[asyncio.Task[None], tuple[FrameStream, int] | None] = {}
+        """By the stream and the call that they answer in, if they do."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Questions:
             return
         tool = request.origin.tool if request.HasField("origin") else None
         question = Question(request.method, params, seconds_of(request.timeout), tool)
-        self._spawn(self._answer(handler, question, frame.call, request.request_id, stream), stream)
+        self._spawn(self._answer(handler, question, frame.call, request.request_id, stream), (stream, frame.call))
 
     def consent(self, frame: Frame) -> None:
         """Tells the caller where a person authorises a service. There is no answer."""
@@ -90,10 +90,10 @@ class Questions:
             question = Question(_CONSENT, {"service": consent.service, "url": consent.url}, 0.0, None)
             self._spawn(self._tell(handler, question), None)
 
-    def withdraw(self, stream: FrameStream) -> None:
-        """A stream is gone: nobody waits for answers on it any more."""
-        for task, on in self._open.items():
-            if on is stream:
+    def withdraw(self, stream: FrameStream, call: int | None = None) -> None:
+        """A stream is gone, or a call on it is over: nobody waits for answers there any more."""
+        for task, where in self._open.items():
+            if where is not None and where[0] is stream and call in (None, where[1]):
                 task.cancel()
 
     async def close(self) -> None:
@@ -102,9 +102,9 @@ class Questions:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _spawn(self, work: Any, stream: FrameStream | None) -> None:
+    def _spawn(self, work: Any, where: tuple[FrameStream, int] | None) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._open[task] = stream
+        self._open[task] = where
         task.add_done_callback(self._open.pop)
 
     async def _tell(self, handler: Handler, question: Question) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pillion import _failures
 from pillion._caller.call import Call
 from pillion._caller.questions import Questions
-from pillion._facts import CancelReason, set_seconds
+from pillion._facts import CancelReason, SideEffects, set_seconds
 from pillion._gen.pillion.v1.call_pb2 import CallerHello, StreamErrorReason
 from pillion._gen.pillion.v1.frame_pb2 import Frame
 from pillion._wire.channel import StreamEnded, Transport
@@ -48,6 +48,7 @@ class CallStream:
         handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "started": self._started,
             "progress": self._progress,
+            "teardown_registered": self._registered,
             "outcome": self._outcome,
             "caller_request": self._asked,
             "consent": questions.consent,
@@ -91,7 +92,7 @@ class CallStream:
         self._last_id = call.id = self._last_id + 1
         frame = call.first
         frame.call = call.id
-        if waited and call.deadline is not None:  # its time went on
+        if waited and call.deadline is not None and frame.HasField("start"):  # its time went on
             frame.start.timeout.Clear()
             set_seconds(frame.start.timeout, max(0.001, call.deadline - call.grace - now))
         data = frame.SerializeToString()
@@ -116,7 +117,8 @@ class CallStream:
 
     def forget(self, call: Call) -> None:
         """Waits for a call of this stream no longer."""
-        self.calls.pop(call.id, None)
+        if self.calls.pop(call.id, None) is not None:
+            self._questions.withdraw(self._stream, call.id)
         self._end_if_over()
 
     def _end_if_over(self) -> None:
@@ -135,9 +137,15 @@ class CallStream:
         if call is not None:
             call.reported(frame)
 
+    def _registered(self, frame: Frame) -> None:
+        call = self.calls.get(frame.call)
+        if call is not None:
+            call.registered(frame)
+
     def _outcome(self, frame: Frame) -> None:
         call = self.calls.pop(frame.call, None)
         if call is not None:
+            self._questions.withdraw(self._stream, call.id)
             call.decided(frame)
             self._end_if_over()
             self._on_room()
@@ -145,8 +153,15 @@ class CallStream:
     def _superseded(self, frame: Frame) -> None:
         call = self.calls.pop(frame.call, None)
         if call is not None:
-            call.end(_failures.CallCancelled("Another follower took the call over."))
+            self._questions.withdraw(self._stream, call.id)
+            call.end(
+                _failures.Superseded(
+                    "Another follower took the call over; it goes on, and its ticket is good as before.",
+                    side_effects=SideEffects.POSSIBLE,
+                )
+            )
             self._end_if_over()
+            self._on_room()
 
     def _asked(self, frame: Frame) -> None:
         self._questions.ask(frame, self._stream)

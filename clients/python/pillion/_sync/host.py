@@ -10,9 +10,9 @@ import grpc
 from pillion import _failures
 from pillion._caller import call as _call
 from pillion._caller import host as _host
-from pillion._caller.host import CallOptions, EndedScope
+from pillion._caller.host import CallOptions, EndedScope, Resumable
 from pillion._caller.listing import HostInfo, Tools
-from pillion._caller.outcome import Outcome, Progress, Result
+from pillion._caller.outcome import Outcome, Progress, RegisteredTeardown, Result
 from pillion._caller.questions import Handler, Question
 from pillion._facts import CancelReason, Identity, Secret
 from pillion._sync.artifacts import Artifacts
@@ -28,8 +28,8 @@ PlainHandler = Callable[[Question], Any]
 class Call:
     """A call: its progress, its result, and the way to cancel it.
 
-    It begins with its `with` block, and leaving that before its end cancels it. For use by any thread; one at a time
-    may iterate.
+    It begins with its `with` block, and leaving that before its end cancels it, unless it was detached. For use by any
+    thread; one at a time may iterate.
     """
 
     def __init__(self, portal: Portal, call: _call.Call) -> None:
@@ -70,6 +70,15 @@ class Call:
         """Asks the call to stop, and waits for nothing."""
         self._portal.wait(self._call.cancel(reason))
 
+    def detach(self) -> str:
+        """Lets go of a detachable call, and answers its ticket; raises as `pillion.Call.detach` does."""
+        return self._portal.wait(self._call.detach())
+
+    @property
+    def ticket(self) -> str | None:
+        """The handle to follow it with, where it is detachable; `None` until its first frame came. Secret."""
+        return self._call.ticket
+
     @property
     def execution_id(self) -> str | None:
         """The sidecar's id of the execution; `None` until the call's first frame came."""
@@ -79,6 +88,11 @@ class Call:
     def tool_call_id(self) -> str | None:
         """The caller's id of the call, or the one that was minted for it; `None` as above."""
         return self._call.tool_call_id
+
+    @property
+    def teardowns(self) -> tuple[RegisteredTeardown, ...]:
+        """What its tool has registered for the ends of scopes, the newest 32 of it."""
+        return self._call.teardowns
 
 
 class Host:
@@ -115,6 +129,29 @@ class Host:
 
         return Call(self._portal, self._portal.wait(made()))
 
+    def resume(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Any:
+        """Resumes a call that paused, and answers the value its tool then returned; raises as `pillion.Host.resume`."""
+        return self._portal.wait(self._host.resume(ticket, answer, **options))
+
+    def start_resumed(self, ticket: Resumable, answer: Any = None, /, **options: Unpack[CallOptions]) -> Call:
+        """The same as a call to be begun by `with`.
+
+        :raises JsonRefused: if the answer has no JSON text of the same meaning.
+        """
+
+        async def made() -> _call.Call:
+            return self._host.start_resumed(ticket, answer, **options)
+
+        return Call(self._portal, self._portal.wait(made()))
+
+    def follow(self, ticket: str, *, from_sequence: int = 0) -> Call:
+        """A detached call to be followed by `with`, as `pillion.Host.follow` has it."""
+
+        async def made() -> _call.Call:
+            return self._host.follow(ticket, from_sequence=from_sequence)
+
+        return Call(self._portal, self._portal.wait(made()))
+
     @property
     def artifacts(self) -> Artifacts:
         """The artifact store."""
@@ -138,11 +175,11 @@ class Host:
         return self._portal.wait(self._host.info())
 
     def end_run(self, run_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a run."""
+        """Ends a run, and answers what that did."""
         return self._portal.wait(self._host.end_run(run_id, identity))
 
     def end_session(self, session_id: str, identity: Identity | None = None) -> EndedScope:
-        """Ends a session."""
+        """Ends a session, and answers what that did."""
         return self._portal.wait(self._host.end_session(session_id, identity))
 
     def complete_consent(self, service: str, callback: str | Secret, identity: Identity | None = None) -> None:

@@ -1,6 +1,7 @@
 """What a tool knows of its call, and what it may ask while it runs."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Coroutine, Mapping
@@ -13,6 +14,8 @@ from pillion._facts import (
     CancelReason,
     Identity,
     ParentAnchor,
+    Registration,
+    TeardownReason,
     TeardownScope,
     Trace,
     seconds_of,
@@ -26,6 +29,7 @@ from pillion._worker.bus import PubSub
 from pillion._worker.credentials import Credential, Credentials, read_credential
 from pillion._worker.jobs import Jobs
 from pillion._worker.kv import Kv
+from pillion._worker.pause import Resumed, resumed_of
 from pillion._worker.peers import Caller, NestedTools
 from pillion._worker.port import Cleanup, Port
 from pillion._worker.signals import CancelSignal
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from pillion._worker.tool import Placement
 
 _log = logging.getLogger("pillion.worker")
+
+_KEY_DIGITS = 12
 
 Answer = TypeVar("Answer")
 
@@ -150,12 +156,14 @@ class ToolContext:
         return self._message.attempt
 
     @property
-    def resumed(self) -> tuple[bytes, Any] | None:
-        """The state that the tool paused with and the answer to its pause; `None` if this is no resume."""
-        if not self._message.HasField("resume"):
-            return None
-        resume = self._message.resume
-        return resume.state, _json.decode(resume.answer) if resume.answer else None
+    def resume(self) -> Resumed | None:
+        """The state that the tool paused with and the answer to its pause; `None` where it runs for the first time."""
+        return resumed_of(self._message)
+
+    @property
+    def cleanup_reason(self) -> TeardownReason | None:
+        """Why this call cleans up in the place of a worker that is gone; `None` where a caller has called."""
+        return TeardownReason(self._message.cleanup_reason) if self._message.HasField("cleanup_reason") else None
 
     # --- cancel
 
@@ -329,7 +337,12 @@ class ToolContext:
         return frozenset(TeardownScope(scope) for scope in self._message.teardown_scopes.scopes if 1 <= scope <= 4)  # noqa: PLR2004  # the scopes there are
 
     def session_key(self, scope: TeardownScope) -> str | None:
-        """The key to pool under what a scope keeps; `None` where the call lacks the scope's fact."""
+        """Twelve hexadecimal digits to pool under what is kept for a scope. Nobody else has them; they may be logged.
+
+        `None` where the call lacks the scope's fact, and for SHUTDOWN, which is one for all.
+        """
+        if scope is TeardownScope.CALL:
+            return hashlib.sha256(self.execution_id.encode()).hexdigest()[:_KEY_DIGITS]
         for key in self._message.session_keys:
             if key.scope == scope.value:
                 return key.digest
@@ -337,29 +350,36 @@ class ToolContext:
 
     async def on_teardown(
         self,
-        scope: TeardownScope,
         cleanup: Cleanup,
         *,
+        scope: TeardownScope,
         name: str | None = None,
         label: str | None = None,
-        cleanup_tool: str | None = None,
-        cleanup_arguments: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Registers what to run when a scope ends. Answers false where it stood already: the first cleanup is kept.
+        cleanup_call: tuple[str, Mapping[str, Any] | bytes | None] | None = None,
+    ) -> Registration:
+        """Registers what to run when a scope ends. The cleanup is told why it ended.
 
-        `name` tells several of one tool apart, `label` is for people. `cleanup_tool` names a tool that any worker of
-        the set runs with `cleanup_arguments` if this one is gone by then.
+        A registration is of this worker's process, this tool, the scope and `name`. The same again keeps the first
+        cleanup, drops this one, and tells the sidecar that the scope is still in use; so a tool may register in each
+        call. `label` is for people. `cleanup_call` is a tool and its arguments, which any worker that has it runs once
+        where this process is gone by then; without one, what it kept is reported as lost.
+
+        The cleanup runs at most once, in time (5 s by default), when nothing of the call is there any more: it asks the
+        sidecar for nothing. What it cleans may be gone already. If this raises, nothing was registered, but if it is
+        cancelled it may have been.
 
         :raises TeardownRefused: if the scope is not honoured here, or the call lacks its fact.
+        :raises RequestCancelled: if the scope is being ended.
         :raises RequestRefused: as for every request.
         """
         registration = RegisterTeardown(name=name, label=label)
         registration.scope = scope.value  # type: ignore[assignment]  # the same numbers
-        if cleanup_tool is not None:
-            arguments = None if cleanup_arguments is None else _json.encode_arguments(cleanup_arguments)
-            registration.cleanup_call.CopyFrom(CleanupCall(tool=cleanup_tool, arguments=arguments))
+        if cleanup_call is not None:
+            tool, arguments = cleanup_call
+            encoded = None if arguments is None else _json.encode_arguments(arguments)
+            registration.cleanup_call.CopyFrom(CleanupCall(tool=tool, arguments=encoded))
         accepted = await self._port.register(registration, cleanup)
-        return not accepted.reused
+        return Registration(accepted.reused, accepted.count)
 
     def wait(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """Awaits something of this context from the thread of a plain tool: `entry = ctx.wait(ctx.kv.get("b", "k"))`.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pillion import _failures, _json, _refusals
 from pillion._content import write_content
-from pillion._facts import CancelReason, Effects, SideEffects, set_seconds
+from pillion._facts import CancelReason, Effects, SideEffects, TeardownScope, set_seconds
 from pillion._failures import FailureKind
 from pillion._gen.pillion.v1.artifacts_pb2 import DownloadRequest
 from pillion._gen.pillion.v1.context_pb2 import ToolContext as ContextMessage
@@ -19,7 +19,9 @@ from pillion._gen.pillion.v1.outbound_pb2 import OutboundRequest, Reply, Teardow
 from pillion._gen.pillion.v1.worker_pb2 import Invoke, LogLevel, Progress, RegisterTeardown
 from pillion._wire.channel import Transport
 from pillion._wire.outbox import Lane
+from pillion._worker.cleanups import Kept
 from pillion._worker.context import ToolContext
+from pillion._worker.pause import pause_in
 from pillion._worker.port import Cleanup
 from pillion._worker.requests import Deliveries, Requests
 from pillion._worker.signals import ToolError, ToolResult
@@ -51,8 +53,8 @@ class Owner(Protocol):
         """A stream of a download; without a request, of an upload."""
         ...
 
-    def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
-        """A cleanup was registered."""
+    def expect_cleanup(self, call: int, request_id: int, kept: Kept) -> None:
+        """A cleanup is on its way to be registered."""
         ...
 
 
@@ -246,6 +248,8 @@ class Execution:
 
     def _fail(self, error: BaseException) -> None:
         side_effects = SideEffects.NONE if self.tool.effects is Effects.READ else SideEffects.POSSIBLE
+        if self._pause(error):
+            return
         if isinstance(error, ToolError):
             said = side_effects if error.side_effects is None else error.side_effects
             try:
@@ -268,6 +272,23 @@ class Execution:
         else:
             _log.error("%s failed in %s", self.tool.name, self.context.execution_id, exc_info=error)
             self._end(FailureKind.TOOL_FAILED, _FAILED, side_effects)
+
+    def _pause(self, error: BaseException) -> bool:
+        """Ends the call in a pause, where the tool raised one."""
+        try:
+            paused = pause_in(error)
+            if paused is None:
+                return False
+            paused.ask.message = _cut(paused.ask.message, _MESSAGE_BYTES)
+            frame = Frame(call=self._lane.call)
+            frame.outcome.paused.CopyFrom(paused)
+        except (_json.JsonRefused, TypeError, ValueError):
+            # What a tool gives may be anything.
+            _log.exception("%s paused in %s in a way that cannot be told", self.tool.name, self.context.execution_id)
+            return False
+        if not self._lane.send(frame.SerializeToString(), last=True):
+            self._end_too_large("keeps more for its resume than a frame can carry")
+        return True
 
     def _refuse(self, error: ValidationError) -> None:
         """The arguments do not fit the annotations. The text of a tool's own check may quote them, and stays here."""
@@ -357,9 +378,12 @@ class Execution:
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
         """Registers a cleanup."""
-        accepted = (await self._asking().ask(registration, None)).teardown
-        self._owner.keep_cleanup(accepted.registration_id, cleanup)
-        return accepted
+        kept = Kept(cleanup, self.tool.name, TeardownScope(registration.scope), registration.HasField("cleanup_call"))
+
+        def sent(request_id: int) -> None:
+            self._owner.expect_cleanup(self._lane.call, request_id, kept)
+
+        return (await self._asking().ask(registration, None, sent=sent)).teardown
 
     def deliveries(self, subscription: str) -> Deliveries:
         """What comes for a subscription."""

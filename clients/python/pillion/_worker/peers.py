@@ -115,6 +115,8 @@ class NestedTools:
 
         :raises CallFailed: if it did not return.
         :raises ErrorResult: if it says that its result is an error.
+        :raises CallPaused: if it waits for an answer from outside. Let it go on, and this call pauses with it: when it
+            is resumed, the same call of the same tool goes on with the answer.
         :raises RequestRefused: as for every request.
         """
         return value_of(await self.outcome(tool, arguments, timeout=timeout, on_progress=on_progress))

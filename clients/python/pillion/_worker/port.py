@@ -1,7 +1,7 @@
 """What a tool's context stands on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pillion._facts import TeardownReason
@@ -11,8 +11,8 @@ from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from pillion._wire.channel import Transport
 from pillion._worker.requests import Deliveries
 
-Cleanup = Callable[[TeardownReason], Awaitable[None] | None]
-"""Cleans up. What it cleans may be gone already. A plain function runs in a thread."""
+Cleanup = Callable[[TeardownReason], object]
+"""Cleans up. What it cleans may be gone already. A plain function runs in a thread; what it returns is awaited."""
 
 
 class Port(Protocol):

@@ -16,7 +16,9 @@ from pillion._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from pillion._wire.channel import Transport
 from pillion._worker.context import ToolContext
 from pillion._worker.credentials import AuthorizationRequired, Credential, write_credential
+from pillion._worker.pause import Pause, resumption_of
 from pillion._worker.port import Cleanup
+from pillion._worker.rehearsed_cleanups import RegisteredCleanup, open_scopes, register, tear_down
 from pillion._worker.requests import Deliveries
 from pillion._worker.shelf import Artifacts
 from pillion._worker.signals import ToolResult
@@ -28,7 +30,10 @@ Answers = Callable[[OutboundRequest], Reply]
 
 
 class Rehearsal:
-    """What a tool did in a rehearsed call, and the way to disturb it. One for each call."""
+    """What a tool did in a rehearsed call, and the way to disturb it.
+
+    One for each call; or one for several, one after the other, that register cleanups for the same run or session.
+    """
 
     def __init__(self, answers: Answers | None = None, artifacts: Artifacts | None = None) -> None:
         self.progress: list[Any] = []
@@ -37,8 +42,8 @@ class Rehearsal:
         """Its lines of log: level, message, fields."""
         self.requests: list[OutboundRequest] = []
         """What it asked of the sidecar."""
-        self.cleanups: list[tuple[TeardownScope, Cleanup]] = []
-        """What it registered for the end of a scope. A rehearsed call runs none of them: see `tear_down`."""
+        self.cleanups: list[RegisteredCleanup] = []
+        """What it registered for the ends of scopes, in order. A rehearsed call runs none of them: see `tear_down`."""
         self.context: ToolContext | None = None
         """Its context, once it runs."""
         self.artifacts = artifacts
@@ -52,14 +57,13 @@ class Rehearsal:
         if self.context is not None and self.context.signal.set(reason) and self._task is not None:
             self._task.cancel()
 
-    async def tear_down(self, scope: TeardownScope, reason: TeardownReason = TeardownReason.SHUTDOWN) -> None:
-        """Runs what was registered for a scope, newest first."""
-        due = [cleanup for registered, cleanup in self.cleanups if registered is scope]
-        self.cleanups = [entry for entry in self.cleanups if entry[0] is not scope]
-        for cleanup in reversed(due):
-            work = cleanup(reason)
-            if work is not None:
-                await work
+    async def tear_down(self, scope: TeardownScope, reason: TeardownReason | None = None) -> int:
+        """Ends a scope: runs what was registered for it, newest first, as a worker would. Answers how many ran.
+
+        `reason` is what they are told; by default that of an end that was asked for. What one raises comes out as it
+        is, and those after it are registered still.
+        """
+        return await tear_down(self.cleanups, scope, reason)
 
     # --- the port of the context
 
@@ -114,9 +118,9 @@ class Rehearsal:
         return reply
 
     async def register(self, registration: RegisterTeardown, cleanup: Cleanup) -> TeardownAccepted:
-        """Keeps a cleanup."""
-        self.cleanups.append((TeardownScope(registration.scope), cleanup))
-        return TeardownAccepted(registration_id=str(len(self.cleanups)), count=1)
+        """Keeps a cleanup, or refuses it, as a sidecar does."""
+        assert self.context is not None, "a tool that registers has its context"  # noqa: S101  # set before it runs
+        return register(self.cleanups, self.context, registration, cleanup)
 
     def deliveries(self, subscription: str) -> Deliveries:
         """Nothing comes."""
@@ -197,6 +201,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     caller_principal: str | None = None,
     parent_anchor: str | None = None,
     trace: Trace | None = None,
+    resume: Pause | None = None,
+    answer: Any = None,
     context: context_pb2.ToolContext | None = None,
 ) -> Any:
     """Calls a tool without a sidecar, and answers the value that its caller would get.
@@ -205,7 +211,8 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     refused here. What the tool raises comes out as it is. `rehearsal` records what it did; `answers` says what the
     sidecar answers, without which everything is refused as unsupported. `credentials` are those that it could issue, by
     service: the tool has those that it needs, and may ask for all of them. `artifacts` is the store that the tool has,
-    where its references are looked up too; without it there is none. `context` has further fields of the message. A
+    where its references are looked up too; without it there is none. `resume` is the `Pause` that an
+    earlier call of the tool raised, and `answer` the answer to it. `context` has further fields of the message. A
     `ToolResult` is answered as it is.
 
     :raises CredentialUnavailable: if the tool needs a credential that is not among them.
@@ -226,27 +233,32 @@ async def call(  # noqa: PLR0913  # the facts of a call are many, and each has i
     )
     set_seconds(message.remaining, timeout)
     if identity is not None:
-        message.identity.SetInParent()
-        for name in ("tenant", "principal", "conversation_id"):
-            if getattr(identity, name) is not None:
-                setattr(message.identity, name, getattr(identity, name))
+        _set_named(message.identity, identity, ("tenant", "principal", "conversation_id"))
     if trace is not None:
-        message.trace.SetInParent()
-        for name in ("traceparent", "tracestate", "baggage"):
-            if getattr(trace, name) is not None:
-                setattr(message.trace, name, getattr(trace, name))
-    message.teardown_scopes.SetInParent()
+        _set_named(message.trace, trace, ("traceparent", "tracestate", "baggage"))
+    open_scopes(message)
+    if resume is not None:
+        message.resume.CopyFrom(resumption_of(resume, answer))
     if credentials is not None:
         message.has_credentials = bool(credentials)
         _push(tool, credentials, message)
     if context is not None:
         message.MergeFrom(context)
+        if context.HasField("teardown_scopes"):
+            message.teardown_scopes.CopyFrom(context.teardown_scopes)
     if answers is None and credentials is not None:
         answers = _issuing(credentials)
     rehearsal = rehearsal or Rehearsal()
     if artifacts is not None:
         rehearsal.artifacts = artifacts
     return await rehearsal.run(tool, arguments, message, answers)
+
+
+def _set_named(message: Any, facts: object, names: tuple[str, ...]) -> None:
+    message.SetInParent()
+    for name in names:
+        if (value := getattr(facts, name)) is not None:
+            setattr(message, name, value)
 
 
 def _push(

@@ -75,8 +75,9 @@ class Requests:
         request: OutboundRequest | RegisterTeardown,
         timeout: float | None,
         reported: Callable[[bytes], None] | None = None,
+        sent: Callable[[int], None] | None = None,
     ) -> Reply:
-        """The answer to a request. `reported` is told what a call reports that was asked for.
+        """The answer to a request. `reported` is told what a call reports that was asked for, `sent` the number of it.
 
         :raises RequestRefused: if there is none, or it is an error.
         """
@@ -99,6 +100,8 @@ class Requests:
         try:
             if not self._send(frame):
                 raise _refusals.RequestInvalid(code.INVALID, "The request is over the largest frame.")
+            if sent is not None:
+                sent(number)
             async with asyncio.timeout(timeout):
                 reply = await answer
         except TimeoutError:

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,9 +21,9 @@ from pillion._wire.channel import ATTACH, DOWNLOAD, UPLOAD, GrpcConnection, Stre
 from pillion._wire.outbox import Lane, Limits
 from pillion._wire.security import Security, StrPath, Tls, Token
 from pillion._wire.stream import FrameStream
-from pillion._worker.cleanups import Cleanups
+from pillion._worker.cleanups import SECONDS as CLEANUP_SECONDS
+from pillion._worker.cleanups import Cleanups, Kept
 from pillion._worker.execution import Execution
-from pillion._worker.port import Cleanup
 from pillion._worker.schema import ToolRefused
 from pillion._worker.threads import Threads
 from pillion._worker.tool import Tool, made_tool
@@ -32,6 +33,8 @@ _log = logging.getLogger("pillion.worker")
 
 _SDK = "pillion-python 0.1.0"
 _CANCEL_GRACE = 2.0
+_ORDERS = 10.0
+"""How long a worker that leaves waits for the sidecar to have it run what it keeps."""
 _NESTED = 64
 """How many calls beside its concurrency a sidecar gives it by default, for other calls that wait for them."""
 _INSTANCE_SECRET = "pillion-instance-secret"  # noqa: S105  # the name of the metadata
@@ -105,7 +108,8 @@ class Worker:
         self._drain_seconds = drain
         self._secret = ""
         self._threads = Threads(threads or concurrency + _NESTED)
-        self._cleanups = Cleanups(self._threads)
+        self._cleanups = Cleanups()
+        self._cleanups.on_idle = self._part
         self._connection: GrpcConnection | None = None
         self._clearing: set[asyncio.Task[None]] = set()
         self._stream: FrameStream | None = None
@@ -120,7 +124,7 @@ class Worker:
         self._refused: WorkerRefused | None = None
         self._window = math.inf
         self._apart: asyncio.TimerHandle | None = None
-        self._firing: asyncio.Task[None] | None = None
+        self._parting: asyncio.TimerHandle | None = None
         self._handlers: Mapping[str | None, Callable[[Frame], None]] = {
             "welcome": self._welcome,
             "invoke": self._invoke,
@@ -137,8 +141,12 @@ class Worker:
 
     @property
     def stubborn(self) -> tuple[str, ...]:
-        """The asynchronous tools that run on though the worker has left: they ignore that they are cancelled."""
-        return tuple(execution.tool.name for execution in self._all if execution.tool.is_async)
+        """The asynchronous tools that run on though the worker has left: they ignore that they are cancelled.
+
+        Those too whose cleanups do.
+        """
+        tools = (execution.tool.name for execution in self._all if execution.tool.is_async)
+        return (*tools, *self._cleanups.stubborn)
 
     # --- its life
 
@@ -169,7 +177,10 @@ class Worker:
             await self._end(connection)
 
     def leave(self) -> None:
-        """Says goodbye, so that nothing new comes, and lets what runs finish, for `drain` seconds at most."""
+        """Says goodbye, so that nothing new comes, and lets what runs finish, for `drain` seconds at most.
+
+        Then the sidecar has it run what it keeps for the ends of scopes; what it has not, the worker runs by itself.
+        """
         self._begin_to_leave(self._drain_seconds)
         if self._stream is not None and self.attached.is_set() and not self._goodbye_said:
             self._goodbye_said = True
@@ -185,7 +196,10 @@ class Worker:
     def _forgets(self, ended: StreamEnded) -> bool:
         """Whether to come back as another instance: the sidecar may not know this one by its secret any more."""
         known, self.instance_id = self.instance_id, None
-        return known is not None and ended.code is grpc.StatusCode.UNAUTHENTICATED
+        if known is None or ended.code is not grpc.StatusCode.UNAUTHENTICATED:
+            return False
+        self._cleanups.part(TeardownReason.WORKER_LOST)
+        return True
 
     def _raise_if_refused(self) -> None:
         if self._refused is not None:
@@ -234,19 +248,25 @@ class Worker:
             _log.warning("%d calls are cancelled: the stream is lost: %s", len(self._running), ended.details)
         self._cancel_all(CancelReason.DISCONNECT)
         self._running.clear()
+        self._cleanups.stream_lost()
         if was_attached and self._cleanups.registrations and not self._leaving and self._apart is None:
             self._apart = self.loop.call_later(self._window, self._fire_apart)
 
     def _fire_apart(self) -> None:
         self._apart = None
         if not self.attached.is_set():
-            self._firing = self.loop.create_task(self._cleanups.fire_all(TeardownReason.WORKER_LOST))
+            # What a hello on its way says is kept is so no more; the next one says what is.
+            self._drop()
+            self._cleanups.fire_unasked(TeardownReason.WORKER_LOST)
 
     async def _end(self, connection: GrpcConnection) -> None:
         self._leaving = True
         self._left.set()
-        if self._apart is not None:
-            self._apart.cancel()
+        for timer in (self._apart, self._parting):
+            if timer is not None:
+                timer.cancel()
+        # All that a guardian leaves, to tools that are cancelled and to cleanups together.
+        until = self.loop.time() + CLEANUP_SECONDS
         self._cancel_all(CancelReason.DRAIN)
         if self._all:
             self._idle.clear()
@@ -255,9 +275,8 @@ class Worker:
                     await self._idle.wait()
             for name in self.stubborn:
                 _log.error("%s ignores that it is cancelled, and is left behind", name)
-        await self._cleanups.fire_all(TeardownReason.SHUTDOWN)
-        if self._firing is not None:
-            await asyncio.gather(self._firing, return_exceptions=True)
+        self._cleanups.fire_unasked(TeardownReason.SHUTDOWN, until - self.loop.time())
+        await self._cleanups.finish(until - self.loop.time())
         if self._clearing:
             await asyncio.wait(self._clearing)
         self._threads.close()
@@ -274,17 +293,21 @@ class Worker:
             self.hurry()
 
     def _drop(self) -> None:
-        if self._stream is not None:
+        # Cleanups that the sidecar has it run now are waited for, for as long as they may take.
+        if self._stream is not None and (self._running or self._parting is None):
             self._stream.drop()
 
     def _part(self) -> None:
-        """Says the last word once nothing runs any more."""
+        """Says the last word once nothing runs any more, and nothing is kept; for that the sidecar has its time."""
         stream = self._stream
         if self._leaving and stream is not None and not self._running and self.attached.is_set():
             if not self._goodbye_said:
                 self._goodbye_said = True
                 stream.send(Frame(goodbye=Goodbye()))
-            stream.finish()
+            if self._cleanups.idle:
+                stream.finish()
+            elif self._parting is None:
+                self._parting = self.loop.call_later(_ORDERS, stream.finish)
 
     def _cancel_all(self, reason: CancelReason) -> None:
         for execution in tuple(self._all):
@@ -317,9 +340,9 @@ class Worker:
             return self._connection.transfer(UPLOAD, None, metadata=shown)
         return self._connection.transfer(DOWNLOAD, request.SerializeToString(), metadata=shown)
 
-    def keep_cleanup(self, registration_id: str, cleanup: Cleanup) -> None:
-        """A cleanup was registered."""
-        self._cleanups.keep(registration_id, cleanup)
+    def expect_cleanup(self, call: int, request_id: int, kept: Kept) -> None:
+        """A cleanup is on its way to be registered."""
+        self._cleanups.expect(call, request_id, kept)
 
     # --- frames
 
@@ -328,6 +351,9 @@ class Worker:
         stream = self._stream
         if stream is None:
             return
+        if self.instance_id not in (None, welcome.instance_id):
+            # The sidecar has given up the instance that it was.
+            self._cleanups.part(TeardownReason.WORKER_LOST)
         self.instance_id, self._secret = welcome.instance_id, welcome.reattach_secret
         self._window = seconds_of(welcome.reattach_window)
         limits = welcome.limits
@@ -376,6 +402,8 @@ class Worker:
             execution.cancel(CancelReason(number) if 1 <= number <= len(CancelReason) else CancelReason.CALLER)
 
     def _reply(self, frame: Frame) -> None:
+        # Before anything else of the message: the order to run it may be in there too.
+        self._cleanups.replied(frame.call, frame.reply)
         execution = self._running.get(frame.call)
         if execution is not None:
             execution.replied(frame.reply)
@@ -391,8 +419,16 @@ class Worker:
             execution.delivered(frame)
 
     def _run_teardown(self, frame: Frame) -> None:
-        if self._stream is not None:
-            self._cleanups.fire(frame.run_teardown, self._stream.send)
+        stream = self._stream
+        if stream is not None:
+            self._cleanups.fire(frame.run_teardown, partial(self._send_on, stream))
+
+    def _send_on(self, stream: FrameStream, frame: Frame) -> bool:
+        """Sends a frame. False: that stream is over."""
+        if stream is not self._stream:
+            return False
+        stream.send(frame)
+        return True
 
     def _release(self, frame: Frame) -> None:
         self._cleanups.release(frame.release.registration_id)

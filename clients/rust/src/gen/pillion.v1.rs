@@ -662,6 +662,10 @@ pub struct ToolContext {
     /// Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no.
     #[prost(bool, tag="23")]
     pub has_bus: bool,
+    /// Why this call is made, where it is a `CleanupCall` that the sidecar makes in place of an instance that is gone. Unset:
+    /// somebody else made it. Set by the sidecar.
+    #[prost(enumeration="TeardownReason", optional, tag="24")]
+    pub cleanup_reason: ::core::option::Option<i32>,
 }
 /// Why a call was asked to stop. A cancel is a signal, never a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -2055,7 +2059,8 @@ pub struct Start {
     /// The trace. Unset: none.
     #[prost(message, optional, tag="13")]
     pub trace: ::core::option::Option<Trace>,
-    /// Whether the call goes on when the stream is lost. Unset: no.
+    /// Whether the call goes on when the stream is lost, and can be followed. Unset: no. Only where it is started on a
+    /// stream.
     #[prost(bool, tag="14")]
     pub detachable: bool,
     /// What to resume. Unset: a new call.
@@ -2093,7 +2098,8 @@ pub struct Started {
     /// The catalogue generation the call is pinned to. Always set.
     #[prost(uint64, tag="3")]
     pub generation: u64,
-    /// The handle to follow a detachable call with. Unset: not detachable. Secret.
+    /// The handle to follow a detachable call with: good for the same caller, until some time after the outcome. Unset: the
+    /// call is not detachable, was refused, or is followed with it already. Secret.
     #[prost(string, optional, tag="4")]
     pub ticket: ::core::option::Option<::prost::alloc::string::String>,
     /// Whether this call joined or replays an earlier one with the same idempotency key. Unset: no.
@@ -2102,8 +2108,9 @@ pub struct Started {
 }
 /// Follows a detached call, on a new call id.
 ///
-/// Direction: caller to sidecar. Legal: as `Start`. Must follow: the call's frames from `from_sequence`, then its
-/// `Outcome`; the earlier follower gets `Superseded`.
+/// Direction: caller to sidecar. Legal: as `Start`. Must follow: `Started`, the call's frames from `from_sequence` that are
+/// kept, those that come, then its `Outcome`; the earlier follower gets `Superseded`. A ticket that is wrong, expired or
+/// another caller's: `Started` and an `Outcome` of TICKET_INVALID.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Follow {
     /// The ticket of `Started`. Required. Secret.
@@ -2113,9 +2120,9 @@ pub struct Follow {
     #[prost(uint64, tag="2")]
     pub from_sequence: u64,
 }
-/// Another follower took over.
+/// Another follower took over: the call goes on there.
 ///
-/// Direction: sidecar to caller. Legal: once, instead of an outcome. Must follow: nothing.
+/// Direction: sidecar to caller. Legal: once a detached call, instead of an outcome. Must follow: nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Superseded {
 }
@@ -3176,7 +3183,7 @@ pub struct TeardownDone {
 /// Tells a worker that a registration is not wanted any more.
 ///
 /// Direction: sidecar to worker, on call 0. Legal: after a re-attachment. Must follow: nothing; the worker forgets it
-/// without running it.
+/// without running it, but for what it keeps for the end of a call, which has ended with its stream.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Release {
     /// The registration. Always set.
@@ -3311,7 +3318,8 @@ pub struct Frame {
     /// The call, chosen by the opener of the hop and strictly increasing on a stream. 0: the stream itself.
     #[prost(uint64, tag="1")]
     pub call: u64,
-    /// Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored.
+    /// Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored. A frame of a
+    /// detached call has one number for all who follow it; those that are not sent again are missing in between.
     #[prost(uint64, tag="2")]
     pub sequence: u64,
     /// When the sidecar handled the frame, in nanoseconds since the Unix epoch. Stamped by the sidecar; what a peer sends

@@ -262,7 +262,9 @@ class Start(_message.Message):
     parent_anchor: _builtins.str
     """A provenance anchor. Unset: root. Dropped and counted unless the caller is authenticated. At most 1,024 bytes."""
     detachable: _builtins.bool
-    """Whether the call goes on when the stream is lost. Unset: no."""
+    """Whether the call goes on when the stream is lost, and can be followed. Unset: no. Only where it is started on a
+    stream.
+    """
     on_behalf_of: _builtins.str
     """Whom the calling sidecar acts for. Unset: itself. Admitted by policy."""
     @_builtins.property
@@ -399,7 +401,9 @@ class Started(_message.Message):
     generation: _builtins.int
     """The catalogue generation the call is pinned to. Always set."""
     ticket: _builtins.str
-    """The handle to follow a detachable call with. Unset: not detachable. Secret."""
+    """The handle to follow a detachable call with: good for the same caller, until some time after the outcome. Unset: the
+    call is not detachable, was refused, or is followed with it already. Secret.
+    """
     joined: _builtins.bool
     """Whether this call joined or replays an earlier one with the same idempotency key. Unset: no."""
     def __init__(
@@ -425,8 +429,9 @@ Global___Started: _TypeAlias = Started  # noqa: Y015
 class Follow(_message.Message):
     """Follows a detached call, on a new call id.
 
-    Direction: caller to sidecar. Legal: as `Start`. Must follow: the call's frames from `from_sequence`, then its
-    `Outcome`; the earlier follower gets `Superseded`.
+    Direction: caller to sidecar. Legal: as `Start`. Must follow: `Started`, the call's frames from `from_sequence` that are
+    kept, those that come, then its `Outcome`; the earlier follower gets `Superseded`. A ticket that is wrong, expired or
+    another caller's: `Started` and an `Outcome` of TICKET_INVALID.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -453,9 +458,9 @@ Global___Follow: _TypeAlias = Follow  # noqa: Y015
 
 @_typing.final
 class Superseded(_message.Message):
-    """Another follower took over.
+    """Another follower took over: the call goes on there.
 
-    Direction: sidecar to caller. Legal: once, instead of an outcome. Must follow: nothing.
+    Direction: sidecar to caller. Legal: once a detached call, instead of an outcome. Must follow: nothing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

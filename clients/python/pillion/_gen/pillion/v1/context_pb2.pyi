@@ -748,6 +748,7 @@ class ToolContext(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     HAS_BUS_FIELD_NUMBER: _builtins.int
+    CLEANUP_REASON_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     """The id of this execution, minted by the sidecar; keys everything inside it. Always set."""
     tool_call_id: _builtins.str
@@ -778,6 +779,10 @@ class ToolContext(_message.Message):
     """The catalogue generation the call is pinned to. Always set by the sidecar."""
     has_bus: _builtins.bool
     """Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no."""
+    cleanup_reason: Global___TeardownReason.ValueType
+    """Why this call is made, where it is a `CleanupCall` that the sidecar makes in place of an instance that is gone. Unset:
+    somebody else made it. Set by the sidecar.
+    """
     @_builtins.property
     def identity(self) -> Global___Identity:
         """The subject exactly as the caller named it. Unset: none was named; never invented."""
@@ -848,13 +853,16 @@ class ToolContext(_message.Message):
         attempt: _builtins.int = ...,
         generation: _builtins.int = ...,
         has_bus: _builtins.bool = ...,
+        cleanup_reason: Global___TeardownReason.ValueType | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal", "_parent_anchor", b"_parent_anchor", "_run_id", b"_run_id", "_session_id", b"_session_id", "answerable", b"answerable", "caller_principal", b"caller_principal", "credentials", b"credentials", "identity", b"identity", "idle_timeout", b"idle_timeout", "parent_anchor", b"parent_anchor", "remaining", b"remaining", "resume", b"resume", "run_id", b"run_id", "session_id", b"session_id", "teardown_scopes", b"teardown_scopes", "tools", b"tools", "trace", b"trace", "wanted", b"wanted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal", "_cleanup_reason", b"_cleanup_reason", "_parent_anchor", b"_parent_anchor", "_run_id", b"_run_id", "_session_id", b"_session_id", "answerable", b"answerable", "caller_principal", b"caller_principal", "cleanup_reason", b"cleanup_reason", "credentials", b"credentials", "identity", b"identity", "idle_timeout", b"idle_timeout", "parent_anchor", b"parent_anchor", "remaining", b"remaining", "resume", b"resume", "run_id", b"run_id", "session_id", b"session_id", "teardown_scopes", b"teardown_scopes", "tools", b"tools", "trace", b"trace", "wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal", "_parent_anchor", b"_parent_anchor", "_run_id", b"_run_id", "_session_id", b"_session_id", "answerable", b"answerable", "attempt", b"attempt", "caller_principal", b"caller_principal", "credentials", b"credentials", "execution_id", b"execution_id", "generation", b"generation", "has_artifacts", b"has_artifacts", "has_bus", b"has_bus", "has_credentials", b"has_credentials", "identity", b"identity", "idle_timeout", b"idle_timeout", "iteration", b"iteration", "parent_anchor", b"parent_anchor", "remaining", b"remaining", "resume", b"resume", "run_id", b"run_id", "session_id", b"session_id", "session_keys", b"session_keys", "teardown_scopes", b"teardown_scopes", "tool_call_id", b"tool_call_id", "tools", b"tools", "trace", b"trace", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal", "_cleanup_reason", b"_cleanup_reason", "_parent_anchor", b"_parent_anchor", "_run_id", b"_run_id", "_session_id", b"_session_id", "answerable", b"answerable", "attempt", b"attempt", "caller_principal", b"caller_principal", "cleanup_reason", b"cleanup_reason", "credentials", b"credentials", "execution_id", b"execution_id", "generation", b"generation", "has_artifacts", b"has_artifacts", "has_bus", b"has_bus", "has_credentials", b"has_credentials", "identity", b"identity", "idle_timeout", b"idle_timeout", "iteration", b"iteration", "parent_anchor", b"parent_anchor", "remaining", b"remaining", "resume", b"resume", "run_id", b"run_id", "session_id", b"session_id", "session_keys", b"session_keys", "teardown_scopes", b"teardown_scopes", "tool_call_id", b"tool_call_id", "tools", b"tools", "trace", b"trace", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller_principal: _TypeAlias = _typing.Literal["caller_principal"]  # noqa: Y015
     _WhichOneofArgType__caller_principal: _TypeAlias = _typing.Literal["_caller_principal", b"_caller_principal"]  # noqa: Y015
+    _WhichOneofReturnType__cleanup_reason: _TypeAlias = _typing.Literal["cleanup_reason"]  # noqa: Y015
+    _WhichOneofArgType__cleanup_reason: _TypeAlias = _typing.Literal["_cleanup_reason", b"_cleanup_reason"]  # noqa: Y015
     _WhichOneofReturnType__parent_anchor: _TypeAlias = _typing.Literal["parent_anchor"]  # noqa: Y015
     _WhichOneofArgType__parent_anchor: _TypeAlias = _typing.Literal["_parent_anchor", b"_parent_anchor"]  # noqa: Y015
     _WhichOneofReturnType__run_id: _TypeAlias = _typing.Literal["run_id"]  # noqa: Y015
@@ -863,6 +871,8 @@ class ToolContext(_message.Message):
     _WhichOneofArgType__session_id: _TypeAlias = _typing.Literal["_session_id", b"_session_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caller_principal) -> _WhichOneofReturnType__caller_principal | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cleanup_reason) -> _WhichOneofReturnType__cleanup_reason | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_anchor) -> _WhichOneofReturnType__parent_anchor | None: ...
     @_typing.overload

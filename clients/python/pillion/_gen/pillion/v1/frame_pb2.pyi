@@ -187,7 +187,9 @@ class Frame(_message.Message):
     call: _builtins.int
     """The call, chosen by the opener of the hop and strictly increasing on a stream. 0: the stream itself."""
     sequence: _builtins.int
-    """Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored."""
+    """Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored. A frame of a
+    detached call has one number for all who follow it; those that are not sent again are missing in between.
+    """
     time_unix_nano: _builtins.int
     """When the sidecar handled the frame, in nanoseconds since the Unix epoch. Stamped by the sidecar; what a peer sends
     is ignored.

@@ -153,7 +153,10 @@ export interface Start {
   trace:
     | Trace
     | undefined;
-  /** Whether the call goes on when the stream is lost. Unset: no. */
+  /**
+   * Whether the call goes on when the stream is lost, and can be followed. Unset: no. Only where it is started on a
+   * stream.
+   */
   detachable: boolean;
   /** What to resume. Unset: a new call. */
   resume:
@@ -186,7 +189,10 @@ export interface Started {
   toolCallId: string;
   /** The catalogue generation the call is pinned to. Always set. */
   generation: bigint;
-  /** The handle to follow a detachable call with. Unset: not detachable. Secret. */
+  /**
+   * The handle to follow a detachable call with: good for the same caller, until some time after the outcome. Unset: the
+   * call is not detachable, was refused, or is followed with it already. Secret.
+   */
   ticket?:
     | string
     | undefined;
@@ -197,8 +203,9 @@ export interface Started {
 /**
  * Follows a detached call, on a new call id.
  *
- * Direction: caller to sidecar. Legal: as `Start`. Must follow: the call's frames from `from_sequence`, then its
- * `Outcome`; the earlier follower gets `Superseded`.
+ * Direction: caller to sidecar. Legal: as `Start`. Must follow: `Started`, the call's frames from `from_sequence` that are
+ * kept, those that come, then its `Outcome`; the earlier follower gets `Superseded`. A ticket that is wrong, expired or
+ * another caller's: `Started` and an `Outcome` of TICKET_INVALID.
  */
 export interface Follow {
   /** The ticket of `Started`. Required. Secret. */
@@ -208,9 +215,9 @@ export interface Follow {
 }
 
 /**
- * Another follower took over.
+ * Another follower took over: the call goes on there.
  *
- * Direction: sidecar to caller. Legal: once, instead of an outcome. Must follow: nothing.
+ * Direction: sidecar to caller. Legal: once a detached call, instead of an outcome. Must follow: nothing.
  */
 export interface Superseded {
 }

@@ -362,6 +362,11 @@ export interface ToolContext {
   generation: bigint;
   /** Whether the bus (`kv`, `pubsub`, `jobs`) is configured. Set by the sidecar. Unset: no. */
   hasBus: boolean;
+  /**
+   * Why this call is made, where it is a `CleanupCall` that the sidecar makes in place of an instance that is gone. Unset:
+   * somebody else made it. Set by the sidecar.
+   */
+  cleanupReason?: TeardownReason | undefined;
 }
 
 function createBaseIdentity(): Identity {
@@ -1826,6 +1831,7 @@ function createBaseToolContext(): ToolContext {
     attempt: 0,
     generation: 0n,
     hasBus: false,
+    cleanupReason: undefined,
   };
 }
 
@@ -1902,6 +1908,9 @@ export const ToolContext: MessageFns<ToolContext> = {
     }
     if (message.hasBus !== false) {
       writer.uint32(184).bool(message.hasBus);
+    }
+    if (message.cleanupReason !== undefined) {
+      writer.uint32(192).int32(message.cleanupReason);
     }
     return writer;
   },
@@ -2103,6 +2112,14 @@ export const ToolContext: MessageFns<ToolContext> = {
             message.hasBus = reader.bool();
             continue;
           }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.cleanupReason = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2163,6 +2180,7 @@ export const ToolContext: MessageFns<ToolContext> = {
       ? BigInt(object.generation)
       : 0n;
     message.hasBus = object.hasBus ?? false;
+    message.cleanupReason = object.cleanupReason ?? undefined;
     return message;
   },
 };

@@ -100,7 +100,10 @@ export interface Input {
 export interface Frame {
   /** The call, chosen by the opener of the hop and strictly increasing on a stream. 0: the stream itself. */
   call: bigint;
-  /** Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored. */
+  /**
+   * Counts a call's frames to the caller, from 1. Stamped by the sidecar; what a peer sends is ignored. A frame of a
+   * detached call has one number for all who follow it; those that are not sent again are missing in between.
+   */
   sequence: bigint;
   /**
    * When the sidecar handled the frame, in nanoseconds since the Unix epoch. Stamped by the sidecar; what a peer sends

@@ -254,7 +254,7 @@ export interface TeardownDone {
  * Tells a worker that a registration is not wanted any more.
  *
  * Direction: sidecar to worker, on call 0. Legal: after a re-attachment. Must follow: nothing; the worker forgets it
- * without running it.
+ * without running it, but for what it keeps for the end of a call, which has ended with its stream.
  */
 export interface Release {
   /** The registration. Always set. */

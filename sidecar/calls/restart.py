@@ -1,0 +1,51 @@
+"""What a call that paused is run by again."""
+
+from typing import TYPE_CHECKING
+
+from sidecar._gen.pillion.v1.call_pb2 import Start
+from sidecar.calls.context import set_seconds
+from sidecar.calls.paused import PausedCall
+
+if TYPE_CHECKING:
+    from sidecar.calls.call import Call
+
+_OF_THE_RESUME = frozenset(("timeout", "idle_timeout", "human_timeout", "trace"))
+
+
+def start_of(call: "Call") -> Start:
+    """What a call may be run by again: what its caller said of it."""
+    assert call.invocation is not None  # noqa: S101  # it is there until the call has its outcome
+    invoke = call.invocation.invoke
+    context = invoke.context
+    start = Start(tool=call.tool_name, arguments=invoke.arguments, tool_call_id=call.tool_call_id)
+    if context.iteration:
+        start.iteration = context.iteration
+    if context.HasField("identity"):
+        start.identity.CopyFrom(context.identity)
+    for name in ("run_id", "session_id", "parent_anchor"):
+        if context.HasField(name):
+            setattr(start, name, getattr(context, name))
+    if context.HasField("trace"):
+        start.trace.CopyFrom(context.trace)
+    for name in ("timeout", "idle_timeout", "human_timeout"):
+        seconds = getattr(call, name)
+        if seconds is not None and seconds > 0:
+            set_seconds(getattr(start, name), seconds)
+    return start
+
+
+def resumed_start(paused: PausedCall, given: Start) -> Start:
+    """The paused call's own `Start`, with the times, the trace and the key of the one that resumes it."""
+    start = Start.FromString(paused.start)
+    for field, value in given.ListFields():
+        if field.name in _OF_THE_RESUME:
+            getattr(start, field.name).CopyFrom(value)
+    if given.HasField("idempotency_key"):
+        start.idempotency_key = given.idempotency_key
+    if given.HasField("parent_anchor"):
+        start.parent_anchor = given.parent_anchor
+    if given.run_id and not start.HasField("run_id"):
+        start.run_id = given.run_id
+    if given.iteration:
+        start.iteration = given.iteration
+    return start
