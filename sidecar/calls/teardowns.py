@@ -47,6 +47,7 @@ _LASTING = (_RUN, _SESSION)
 _ENDS = {_RUN: TeardownReason.TEARDOWN_REASON_RUN_END, _SESSION: TeardownReason.TEARDOWN_REASON_SESSION_END}
 _RETRY_AFTER = 1.0
 _SLACK = 1.0
+_LEAST_WAIT = 0.01
 _SECRET_BYTES = 32
 
 _Answer = TypeVar("_Answer")
@@ -348,7 +349,8 @@ class Teardowns:
     def _watch_idle(self) -> None:
         """Has the timer come when a scope may be idle; there is none while none can be."""
         if self._idle_timer is None and (idle_in := self.registry.idle_in()) is not None:
-            self._idle_timer = self._pipeline.loop.call_later(idle_in, self._sweep)
+            # A timer that came a hair too early would else come again at once, and again.
+            self._idle_timer = self._pipeline.loop.call_later(max(idle_in, _LEAST_WAIT), self._sweep)
 
     def _sweep(self) -> None:
         self._idle_timer = None

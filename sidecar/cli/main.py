@@ -176,6 +176,9 @@ def _add_call(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     call.add_argument("--tenant", metavar="NAME", help="the tenant the call is for")
     call.add_argument("--principal", metavar="NAME", help="whom the call is for")
     call.add_argument("--quiet", action="store_true", help="show no progress")
+    call.add_argument(
+        "--detach", action="store_true", help="leave it running, and print the ticket that it can be followed with"
+    )
 
 
 def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

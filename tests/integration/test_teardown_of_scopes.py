@@ -349,3 +349,17 @@ async def test_two_subjects_with_one_session_id_share_nothing(memory_host: Memor
     await ran(worker, ids[1])
     assert (await end).fired == 1
     assert memory_host.pipeline.teardowns.registry.find(ids[0]) is not None
+
+
+async def test_a_timer_that_comes_too_early_does_not_come_for_ever(start_host: StartHost) -> None:
+    """Times that are no round numbers add up to a hair less, or more, than they should."""
+    host = await start_host(scopes=ScopeLimits(idle=0.1 + 0.2))
+    assert isinstance(host, MemoryHost)
+    worker, caller = await attach(host), await host.caller()
+    for number in range(200):
+        await asyncio.sleep(0.1 * number / 7)
+        registration = await kept(worker, caller, str(number))
+        touched = asyncio.get_running_loop().time()
+        await ran(worker, registration)
+        assert asyncio.get_running_loop().time() - touched == pytest.approx(0.3, abs=0.02)
+    assert host.counts["idle_scopes"] == 200
