@@ -473,7 +473,10 @@ class Call(CallClock):
             elif (tearing_down := self._pipeline.teardowns.end_call(self)) is not None:
                 self._tear_down(tearing_down)
                 return
-        self._conclude(frame)
+        if self.settlement is None:
+            self.deliver()
+        else:
+            self._conclude(frame)
 
     def deliver(self) -> None:
         """Sends the outcome, if there is one that was not sent."""

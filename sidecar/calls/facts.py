@@ -95,11 +95,6 @@ class CallFacts:
         self.kept_for: ScopeKey | None = None
         """Its own teardown scope, once its tool has registered something for it, or where it goes on from a pause."""
 
-    @property
-    def first_execution_id(self) -> str:
-        """The execution that it began with: another one where it goes on from a pause."""
-        return self.execution_id if self.resumption is None else self.resumption.pause.execution_id
-
     def lasting_scopes(self) -> list[ScopeKey]:
         """The run and the session that it is in, where the caller named them: those of the call that made it."""
         if self.parent is not None:

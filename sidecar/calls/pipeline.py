@@ -302,7 +302,13 @@ class Pipeline:
             call.arguments = arguments
         principal = caller.principal
         call.scope = scope = (
-            scope_of(principal, identity, call.session_id, call.run_id, call.first_execution_id)
+            scope_of(
+                principal,
+                identity,
+                call.session_id,
+                call.run_id,
+                call.execution_id if call.resumption is None else call.resumption.pause.execution_id,
+            )
             if parent is None or parent.scope is None
             else parent.scope
         )
@@ -367,7 +373,9 @@ class Pipeline:
 
     def _go_on(self, call: Call, tool: Tool, supplying: asyncio.Task[None] | None, now: float) -> None:
         """Gate 10, at once or when the task is done."""
-        if supplying is None:
+        if supplying is None and call.resumption is None:
+            call.route(tool.workers, now)
+        elif supplying is None:
             self._route(call, tool, now)
         else:
             call.hold()

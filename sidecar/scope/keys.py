@@ -1,6 +1,7 @@
 """What a teardown scope is known by, and the digest that stands for it outside the sidecar."""
 
 import hashlib
+from functools import lru_cache
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
@@ -10,6 +11,7 @@ _RUN = TeardownScope.TEARDOWN_SCOPE_RUN
 _SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 _DIGEST_BYTES = 6
 _LENGTH_BYTES = 4
+_REMEMBERED = 1_024
 _NOBODY = Owner(None, "")
 
 
@@ -23,13 +25,7 @@ class ScopeKey(NamedTuple):
 
     def digest(self, secret: bytes) -> str:
         """Twelve hexadecimal digits that stand for it; the secret, of at most 64 bytes, keeps others from guessing."""
-        tenant, subject = self.owner
-        mac = hashlib.blake2b(key=secret, digest_size=_DIGEST_BYTES)
-        for part in (str(self.kind), "none" if tenant is None else "tenant:" + tenant, subject, self.fact):
-            encoded = part.encode()
-            # With its length before it no part runs into the next.
-            mac.update(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
-        return mac.hexdigest()
+        return _digest(self, secret)
 
 
 UNTIL_THE_STOP = ScopeKey(TeardownScope.TEARDOWN_SCOPE_SHUTDOWN, _NOBODY, "")
@@ -49,3 +45,14 @@ def lasting_scopes(owner: Owner, run_id: str | None, session_id: str | None) -> 
     if session_id:
         keys.append(ScopeKey(_SESSION, owner, session_id))
     return keys
+
+
+@lru_cache(_REMEMBERED)
+def _digest(key: ScopeKey, secret: bytes) -> str:
+    tenant, subject = key.owner
+    mac = hashlib.blake2b(key=secret, digest_size=_DIGEST_BYTES)
+    for part in (str(key.kind), "none" if tenant is None else "tenant:" + tenant, subject, key.fact):
+        encoded = part.encode()
+        # With its length before it no part runs into the next.
+        mac.update(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
+    return mac.hexdigest()
