@@ -120,7 +120,7 @@ class Pauses:
             is_kept = await asyncio.shield(keeping)
         except asyncio.CancelledError:
             # The call has its outcome by now, and nobody the ticket.
-            keeping.add_done_callback(partial(self._kept_in_vain, paused))
+            keeping.add_done_callback(partial(self._kept_in_vain, paused, instead_of))
             raise
         except PausesFull:
             return failed(_too_many(self._pipeline.limits.paused_per_subject, effects))
@@ -344,8 +344,11 @@ class Pauses:
         if keys is not None:
             self._pipeline.teardowns.leave(keys)
 
-    def _kept_in_vain(self, paused: PausedCall, keeping: asyncio.Future[bool]) -> None:
-        if keeping.exception() is None:
+    def _kept_in_vain(self, paused: PausedCall, instead_of: bytes | None, keeping: asyncio.Future[bool]) -> None:
+        if keeping.exception() is None and keeping.result():
+            if instead_of is not None:
+                self._leave(instead_of)
+            self._pipeline.teardowns.end_paused(paused.owner, paused.pause)
             self._spawn(self._drop(paused))
 
     async def _drop(self, paused: PausedCall) -> None:

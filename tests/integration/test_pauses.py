@@ -10,8 +10,11 @@ from sidecar._gen.pillion.v1.context_pb2 import Identity, Resume, TeardownScope,
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Ask, FailureKind, Paused, SideEffects
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
+from sidecar.calls.call import Call
 from sidecar.calls.limits import CallLimits
+from sidecar.calls.outcome import PauseWanted
 from sidecar.calls.tickets import digest_of
+from sidecar.calls.tool import Tool
 from sidecar.scope import Principal
 from tests.support import READ, Host, MemoryHost, StartHost, attach, everywhere, quiet, tool
 from tests.support.pausing import pause, paused, resume, resuming, told
@@ -462,6 +465,44 @@ async def test_guarantee_02_a_pause_that_is_not_recorded_in_time_is_one_outcome(
     await quiet()
     assert caller.outcomes(call) == [outcome]
     # Nobody has its ticket, so nothing is kept for it.
+    assert not store.paused
+    assert len(memory_host.pipeline.teardowns.registry) == 0
+
+
+async def test_a_next_pause_that_is_not_recorded_in_time_ends_the_call(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host, tool("echo", wants={"document": "text"})), await memory_host.caller()
+    asked: list[str] = []
+
+    class Gate:
+        def supply(self, _call: Call, _tool: Tool) -> None:
+            asked.append("document")
+            if len(asked) == 2:
+                raise PauseWanted("consent", "May it?")
+
+        def placed(self, _call: Call, _assignment: object) -> None:
+            pass
+
+    memory_host.pipeline.suppliers["wants"] = Gate()
+    store, stuck = memory_host.pause_store, asyncio.Event()
+    call = await caller.start(session_id="s")
+    run = await worker.next_invoke()
+    registration = (await worker.registered(run.call, TeardownScope.TEARDOWN_SCOPE_CALL)).registration_id
+    await worker.send(pause(run.call))
+    ticket = (await caller.outcome(call)).paused.ticket
+    keep = store.keep
+
+    async def keeps_late(*given: Any, **named: Any) -> bool:
+        await stuck.wait()
+        return await keep(*given, **named)
+
+    store.keep = keeps_late  # type: ignore[method-assign]
+    again = await resume(caller, ticket, session_id="s")
+    assert (await caller.outcome(again)).failure.kind == INTERNAL
+    stuck.set()
+    # The ticket that it had is used up for one that nobody has.
+    assert (await worker.next_teardown()).registration_id == registration
+    await worker.torn_down(registration)
+    await quiet()
     assert not store.paused
     assert len(memory_host.pipeline.teardowns.registry) == 0
 
