@@ -228,8 +228,8 @@ class Pauses:
         try:
             await self.claim(call)
             await call.route_and_settle()
-        except Refusal as refusal:
-            call.refused(refusal.failure)
+        except Exception as reason:  # noqa: BLE001  # whatever it was, the call has its outcome
+            self._pipeline.turn_away(call, reason)
         finally:
             await self.conclude(call)
             call.deliver()

@@ -507,6 +507,20 @@ async def test_a_next_pause_that_is_not_recorded_in_time_ends_the_call(memory_ho
     assert len(memory_host.pipeline.teardowns.registry) == 0
 
 
+async def test_a_resume_whose_claim_fails_inside_the_sidecar_is_refused_at_once(memory_host: MemoryHost) -> None:
+    worker, caller = await attach(memory_host), await memory_host.caller()
+    ticket = (await paused(worker, caller)).ticket
+
+    async def fails(ticket_digest: bytes, *, remember: bool) -> bool:
+        raise RuntimeError(f"It was broken on purpose, {ticket_digest!r} {remember}.")
+
+    memory_host.pause_store.claim = fails  # type: ignore[method-assign]
+    began = memory_host.pipeline.loop.time()
+    failure = (await caller.outcome(await resume(caller, ticket))).failure
+    assert (failure.kind, failure.side_effects) == (INTERNAL, NONE)
+    assert memory_host.pipeline.loop.time() - began < 1
+
+
 async def test_guarantee_02_a_resume_whose_claim_hangs_is_one_outcome(memory_host: MemoryHost) -> None:
     worker, caller = await attach(memory_host), await memory_host.caller()
     ticket = (await paused(worker, caller)).ticket
