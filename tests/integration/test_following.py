@@ -42,6 +42,21 @@ def test_it_exits_as_the_call_would(program: Program) -> None:
     assert "asked to fail" in errors
 
 
+def test_a_call_that_pauses_is_resumed_by_what_its_follower_was_told(program: Program) -> None:
+    line = detached(program, "confirm", "--arg", "what=go")
+    code, output, errors = program.run("follow", given=line)
+    assert code == 3
+    assert errors.splitlines()[0] == "The tool waits for an answer (confirm): Really go?"
+    code, output, _ = program.run("resume", "--answer", "true", given=output)
+    assert (code, json.loads(output)["sure"]) == (0, True)
+
+
+def test_a_call_that_is_left_running_has_nothing_to_save(program: Program) -> None:
+    code, output, errors = program.run("call", "count", "--arg", "to=1", "--detach", "--save", "there")
+    assert (code, output) == (2, "")
+    assert errors.startswith("--save needs the result")
+
+
 @pytest.mark.parametrize("ticket", ["tic_none", '{"ticket": "tic_none"}'])
 def test_a_ticket_that_is_none_is_refused(program: Program, ticket: str) -> None:
     code, output, errors = program.run("follow", ticket)
