@@ -1,8 +1,5 @@
 """What a tool registers for the end of a scope, as the sidecar is asked for it."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pillion import _json
 from pillion._facts import TeardownScope
 from pillion._gen.pillion.v1.worker_pb2 import CleanupCall, RegisterTeardown
@@ -16,7 +13,7 @@ def registration_of(
     scope: TeardownScope,
     name: str | None,
     label: str | None,
-    cleanup_call: tuple[str, Mapping[str, Any] | bytes | None] | None,
+    cleanup_call: object,
 ) -> RegisterTeardown:
     """The request, of what could run when its time comes.
 
