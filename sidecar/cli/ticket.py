@@ -27,7 +27,7 @@ def ticket_of(given: str | None, what: str) -> tuple[str, str | None]:
         except (ValueError, RecursionError):
             told = {}
     ticket, tool = told.get("ticket"), told.get("tool")
-    if not isinstance(ticket, str) or not ticket:
+    if not isinstance(ticket, str) or not ticket or not ticket.isascii():
         raise BadTicket(what)
     return ticket, tool if isinstance(tool, str) else None
 

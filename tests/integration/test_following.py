@@ -64,7 +64,7 @@ def test_a_ticket_that_is_none_is_refused(program: Program, ticket: str) -> None
     assert "tic_none" not in errors
 
 
-@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 7}'])
+@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 7}', "tic_\N{WARNING SIGN}"])
 def test_what_holds_no_ticket_is_told(program: Program, given: str) -> None:
     code, _, errors = program.run("follow", given=given)
     assert (code, errors) == (2, "Give the ticket, or the whole line that `pillion call --detach` printed.\n")
