@@ -144,11 +144,21 @@ async def test_what_does_not_come_back_is_reported_or_stood_in_for(impatient: Si
     welcome = await late.hello(tool(), reattach=keeping.again(named, unnamed))
     assert welcome.instance_id != keeping.welcome.instance_id
     await released(late, named, unnamed)
+    await all_is_stored(process, other)
     # And nothing of it is left.
     await again(process)
     other = await attach(process, tool("put"))
     await another_window_passes(process, other)
     assert sum(LOST in line for line in process.said) == 1
+
+
+async def all_is_stored(process: SidecarProcess, worker: WorkerPeer) -> None:
+    """Returns when the sidecar has stored what came of all that its peers have sent so far."""
+    await worker.flush()
+    caller = await process.caller()
+    call = await caller.start("put", idempotency_key="behind")
+    await worker.result((await worker.next_invoke()).call)
+    await caller.outcome(call)
 
 
 async def another_window_passes(process: SidecarProcess, worker: WorkerPeer) -> None:
