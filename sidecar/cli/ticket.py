@@ -14,16 +14,18 @@ class BadTicket(ValueError):
 def ticket_of(given: str | None, what: str) -> tuple[str, str | None]:
     """The ticket in a text, alone or in the object that tells of it, and the name of the tool if that is told too.
 
+    Lines below it do no harm.
+
     Without a text standard input has it, which a person at a terminal is asked for.
 
     :param what: the sentence that says what would do.
     :raises BadTicket: if there is none.
     """
     text = (_read() if given is None else given).strip()
-    told: Any = {"ticket": text}
+    told: Any = {"ticket": text.partition("\n")[0].rstrip()}
     if text.startswith("{"):
         try:
-            told = json.loads(text)
+            told, _ = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError):
             told = {}
     ticket, tool = told.get("ticket"), told.get("tool")

@@ -33,6 +33,7 @@ def test_the_ticket_alone_will_do_and_progress_may_be_left_out(program: Program)
     ticket = json.loads(detached(program, "count", "--arg", "to=3"))["ticket"]
     assert program.run("follow", ticket, "--quiet")[::2] == (0, "")
     assert program.run("follow", "-", "--from-sequence", "4", given=ticket)[2] == "counted 3 …\n"
+    assert program.run("follow", "--from-sequence", "4", given=ticket + "\nrc=0\n")[2] == "counted 3 …\n"
 
 
 def test_it_exits_as_the_call_would(program: Program) -> None:
