@@ -47,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _call(options: argparse.Namespace) -> int:
+    if options.detach and options.save is not None:
+        raise BadArguments("--save needs the result, which a call has later that is left running; leave one out.")
     reach = reach_of(options)
     progress = ProgressLine(options.tool, quiet=options.quiet)
     people = Elicitation(progress.clear)

@@ -2,65 +2,34 @@
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
-from typing import Any
 
 import pillion
 from pillion import errors
-from sidecar.cli.call import FIRST_FAILURE, INTERRUPTED, TOOL_ERROR, tell_failed
+from sidecar.cli.call import INTERRUPTED, TOOL_ERROR, tell_failed, tell_paused
 from sidecar.cli.connection import connected
-from sidecar.cli.console import is_terminal, say, tell
+from sidecar.cli.console import say, tell
 from sidecar.cli.elicitation import ELICITATION, Elicitation
 from sidecar.cli.main import USAGE
 from sidecar.cli.progress import ProgressLine
 from sidecar.cli.reach import Unreachable, reach_of
+from sidecar.cli.ticket import BadTicket, ticket_of
 from sidecar.config import ConfigRefused
 
 _ANY_TOOL = "The tool"
-
-
-class BadTicket(ValueError):
-    """What was given holds no ticket. The text says what would do."""
+_WHAT = "Give the ticket, or the whole line that `pillion call --detach` printed."
 
 
 def run(options: argparse.Namespace) -> int:
     """Follows one call; answers the exit code, which is that of `pillion call`."""
     try:
-        ticket, tool = _ticket_of(_line() if options.ticket == "-" else options.ticket)
-        return asyncio.run(_follow(options, ticket, tool))
+        ticket, tool = ticket_of(None if options.ticket == "-" else options.ticket, _WHAT)
+        return asyncio.run(_follow(options, ticket, tool or _ANY_TOOL))
     except (BadTicket, ConfigRefused, Unreachable) as error:
         tell(str(error))
         return USAGE
-
-
-def _line() -> str:
-    """A line from standard input, which a person at a terminal is asked for."""
-    if sys.stdin is None:
-        return ""
-    if is_terminal(sys.stdin):
-        tell("Ticket:")
-    return sys.stdin.readline()
-
-
-def _ticket_of(text: str) -> tuple[str, str]:
-    """The ticket in what a person or a pipe hands over, and the name of the tool, if that is told too.
-
-    :raises BadTicket: if there is none.
-    """
-    text = text.strip()
-    told: Any = {"ticket": text}
-    if text.startswith("{"):
-        try:
-            told = json.loads(text)
-        except (ValueError, RecursionError):
-            told = {}
-    ticket, tool = told.get("ticket"), told.get("tool", _ANY_TOOL)
-    if not isinstance(ticket, str) or not ticket:
-        raise BadTicket("Give the ticket, or the whole line that `pillion call --detach` printed.")
-    return ticket, tool if isinstance(tool, str) else _ANY_TOOL
 
 
 async def _follow(options: argparse.Namespace, ticket: str, tool: str) -> int:
@@ -80,10 +49,9 @@ async def _follow(options: argparse.Namespace, ticket: str, tool: str) -> int:
         except errors.CallFailed as failed:
             progress.clear()
             return tell_failed(failed, interrupted=False)
-        except errors.CallPaused as paused:
+        except errors.CallPaused as pause:
             progress.clear()
-            tell(f"The tool waits for an answer: {paused}")
-            return FIRST_FAILURE
+            return tell_paused(pause.paused)
         finally:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         progress.clear()

@@ -119,9 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_caller(cancel)
     cancel.add_argument("execution", help="its execution id, as `pillion calls` shows it")
 
-    what = "end a session: cancel its calls, and run what is kept for its end"
-    add_scope(_add(commands, "operate", "end-session", what), "session", _add_caller)
-    add_scope(_add(commands, "operate", "end-run", "end a run likewise"), "run", _add_caller)
+    for scope in ("session", "run"):
+        what = f"end a {scope}: cancel its calls, and run what is kept for its end"
+        add_scope(_add(commands, "operate", f"end-{scope}", what), scope, _add_caller)
 
     ready = _add(commands, "operate", "wait-ready", "wait until the sidecar serves, and the named workers are attached")
     ready.set_defaults(action="wait_ready")
@@ -189,7 +189,9 @@ def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         nargs="?",
         help="its ticket; without it stdin has it, alone or as `call` wrote it, where no other user can see it",
     )
-    resume.add_argument("--answer", metavar="JSON", help="the answer; without it none is given")
+    resume.add_argument(
+        "--answer", metavar="JSON", help="the answer, such as true or '\"yes\"'; without it none is given"
+    )
     resume.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="how long the call may take from now")
     resume.add_argument("--idle-timeout", type=_seconds, metavar="SECONDS", help="how long it may go without progress")
     resume.add_argument("--key", metavar="KEY", help="an idempotency key: the same answer is given once")

@@ -78,6 +78,12 @@ async def _end_scope(options: argparse.Namespace, way: Way) -> int:
         request.identity.CopyFrom(Identity(tenant=options.tenant, principal=options.principal))
     # Its calls and cleanups have seconds, which the settings say.
     answer = await AdminServiceStub(way.channel).EndScope(request, metadata=way.metadata)
+    if not (answer.fired or answer.failed or answer.cancelled):
+        tell(
+            "There was nothing to end: no call of it runs or waits, and nothing is kept for it. It is found by its id, "
+            "with the --tenant and --principal that its calls name, or the --caller whose they are."
+        )
+        return 0
     tell(
         f"It has ended: {_count(answer.cancelled, 'call')} cancelled, {_count(answer.fired, 'cleanup')} run, "
         f"{answer.failed:,} of them failed."

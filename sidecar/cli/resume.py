@@ -2,8 +2,6 @@
 
 import argparse
 import asyncio
-import json
-import sys
 
 import pillion
 from sidecar.cli.call import TOOL_ERROR, ended
@@ -13,20 +11,19 @@ from sidecar.cli.elicitation import ELICITATION, Elicitation
 from sidecar.cli.main import USAGE
 from sidecar.cli.progress import ProgressLine
 from sidecar.cli.reach import Unreachable, reach_of
+from sidecar.cli.ticket import BadTicket, ticket_of
 from sidecar.config import ConfigRefused
 
 _TOOL = "the tool"
+_WHAT = "There is no ticket; name it, or have stdin be what `pillion call` wrote of the pause."
 
 
 def run(options: argparse.Namespace) -> int:
     """Resumes one call; answers the exit code, as `pillion call` does."""
-    ticket = _ticket(options.ticket if options.ticket is not None else sys.stdin.read())
-    if not ticket:
-        tell("There is no ticket; name it, or have stdin be what `pillion call` wrote of the pause.")
-        return USAGE
     try:
+        ticket, _ = ticket_of(None if options.ticket == "-" else options.ticket, _WHAT)
         return asyncio.run(_resume(options, ticket))
-    except (ConfigRefused, Unreachable) as error:
+    except (BadTicket, ConfigRefused, Unreachable) as error:
         tell(str(error))
         return USAGE
 
@@ -55,16 +52,3 @@ async def _resume(options: argparse.Namespace, ticket: str) -> int:
     elif result.placed is not None:
         tell(f"The result is an artifact, in the place that the call named: {result.placed.reference}")
     return TOOL_ERROR if result.is_error else 0
-
-
-def _ticket(text: str) -> str:
-    """The ticket in a text: alone, or in the object that tells of a pause."""
-    text = text.strip()
-    if not text.startswith("{"):
-        return text
-    try:
-        told = json.loads(text)
-    except ValueError:
-        return ""
-    ticket = told.get("ticket")
-    return ticket if isinstance(ticket, str) else ""

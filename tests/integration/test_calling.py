@@ -194,7 +194,7 @@ def test_a_call_that_pauses_tells_the_ask_and_writes_its_ticket(program: Program
     assert errors == foreign[2]
 
 
-@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 1}'])
+@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 1}', '{"ticket":' + "[" * 100_000])
 def test_a_resume_without_a_ticket_is_refused(program: Program, given: str) -> None:
     code, output, errors = program.run("resume", given=given)
     assert (code, output) == (2, "")

@@ -33,6 +33,7 @@ def test_the_ticket_alone_will_do_and_progress_may_be_left_out(program: Program)
     ticket = json.loads(detached(program, "count", "--arg", "to=3"))["ticket"]
     assert program.run("follow", ticket, "--quiet")[::2] == (0, "")
     assert program.run("follow", "-", "--from-sequence", "4", given=ticket)[2] == "counted 3 …\n"
+    assert program.run("follow", "--from-sequence", "4", given=ticket + "\nrc=0\n")[2] == "counted 3 …\n"
 
 
 def test_it_exits_as_the_call_would(program: Program) -> None:
@@ -42,6 +43,21 @@ def test_it_exits_as_the_call_would(program: Program) -> None:
     assert "asked to fail" in errors
 
 
+def test_a_call_that_pauses_is_resumed_by_what_its_follower_was_told(program: Program) -> None:
+    line = detached(program, "confirm", "--arg", "what=go")
+    code, output, errors = program.run("follow", given=line)
+    assert code == 3
+    assert errors.splitlines()[0] == "The tool waits for an answer (confirm): Really go?"
+    code, output, _ = program.run("resume", "--answer", "true", given=output)
+    assert (code, json.loads(output)["sure"]) == (0, True)
+
+
+def test_a_call_that_is_left_running_has_nothing_to_save(program: Program) -> None:
+    code, output, errors = program.run("call", "count", "--arg", "to=1", "--detach", "--save", "there")
+    assert (code, output) == (2, "")
+    assert errors.startswith("--save needs the result")
+
+
 @pytest.mark.parametrize("ticket", ["tic_none", '{"ticket": "tic_none"}'])
 def test_a_ticket_that_is_none_is_refused(program: Program, ticket: str) -> None:
     code, output, errors = program.run("follow", ticket)
@@ -49,7 +65,7 @@ def test_a_ticket_that_is_none_is_refused(program: Program, ticket: str) -> None
     assert "tic_none" not in errors
 
 
-@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 7}'])
+@pytest.mark.parametrize("given", ["", "{", "{}", '{"ticket": 7}', "tic_\N{WARNING SIGN}"])
 def test_what_holds_no_ticket_is_told(program: Program, given: str) -> None:
     code, _, errors = program.run("follow", given=given)
     assert (code, errors) == (2, "Give the ticket, or the whole line that `pillion call --detach` printed.\n")

@@ -143,7 +143,7 @@ async def test_the_program_ends_sessions_and_runs(socket_host: SocketHost) -> No
         assert (ending.returncode, output) == (failed, b"")
     ending = await pillion(socket_host, "end-session", "s")
     _, errors = await ending.communicate()
-    assert errors.decode() == "It has ended: 0 calls cancelled, 0 cleanups run, 0 of them failed.\n"
+    assert errors.decode().startswith("There was nothing to end:")
     assert ending.returncode == 0
 
 

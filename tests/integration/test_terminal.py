@@ -198,6 +198,19 @@ def test_ctrl_c_twice_leaves_at_once(start: Start) -> None:
     assert screen(terminal.text) == ["Cancelling; Ctrl-C again leaves.", "^C", ""]
 
 
+def test_a_person_is_asked_for_the_ticket(start: Start, program: Program) -> None:
+    ticket = json.loads(program.run("call", "confirm", "--arg", "what=go")[1])["ticket"]
+    terminal = start("resume", "--answer", "true", piped=True)
+    terminal.shows("Ticket:")
+    terminal.press(ticket.encode() + b"\n")
+    assert answer_of(terminal)["sure"] is True
+    line = program.run("call", "count", "--arg", "to=1", "--detach")[1]
+    terminal = start("follow", piped=True)
+    terminal.shows("Ticket:")
+    terminal.press(line.encode())
+    assert answer_of(terminal)["counted"] == 1
+
+
 def test_ctrl_c_ends_a_wait(start: Start) -> None:
     with tempfile.TemporaryDirectory(prefix="pt-") as directory, socket.socket(socket.AF_UNIX) as mute:
         mute.bind(f"{directory}/mute.sock")

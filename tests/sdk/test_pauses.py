@@ -218,3 +218,8 @@ async def test_a_caller_without_asyncio_resumes(
 
     first, second = await asyncio.to_thread(talk)
     assert (first["answer"], second["answer"]) == ("first", "second")
+
+
+def test_a_pause_without_a_message_is_refused_where_it_is_made() -> None:
+    with pytest.raises(ValueError, match="needs a message"):
+        pillion.Pause("")

@@ -130,6 +130,33 @@ async def test_a_rehearsed_call_is_refused_a_scope_that_it_has_not() -> None:
     assert await refused("CALL", context=none) == "TEARDOWN_SCOPE_UNSUPPORTED"
 
 
+@pytest.mark.parametrize(
+    ("cleanup", "more", "sentence"),
+    [
+        (None, {}, "The cleanup is a function of the reason"),
+        (print, {"scope": "session"}, r"such as TeardownScope\.SESSION"),
+        (print, {"cleanup_call": "give_back"}, "a tool and its arguments"),
+        (print, {"cleanup_call": ("give_back",)}, "a tool and its arguments"),
+    ],
+)
+async def test_what_cannot_be_registered_is_refused_at_once(cleanup: Any, more: dict[str, Any], sentence: str) -> None:
+    async def opens(ctx: pillion.ToolContext) -> None:
+        await ctx.on_teardown(cleanup, **{"scope": pillion.TeardownScope.SESSION, **more})
+
+    rehearsal = Rehearsal()
+    with pytest.raises(TypeError, match=sentence):
+        await call(opens, session_id="s", rehearsal=rehearsal)
+    assert not rehearsal.cleanups
+
+
+async def test_a_session_key_of_no_scope_is_refused() -> None:
+    def opens(ctx: pillion.ToolContext) -> str | None:
+        return ctx.session_key("session")  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match=r"such as TeardownScope\.SESSION"):
+        await call(opens, session_id="s")
+
+
 async def test_a_rehearsed_tool_has_artifacts(tmp_path: Path) -> None:
     @pillion.tool(wants={"data": "csv", "more": "csv"})
     async def draw(data: Path, ctx: pillion.ToolContext, more: str = "none") -> str:

@@ -218,6 +218,12 @@ def test_names_are_checked() -> None:
         pillion.tool(lambda: None)
 
 
+@pytest.mark.parametrize("holds", ["session", pillion.TeardownScope.CALL, pillion.TeardownScope.SHUTDOWN])
+def test_what_cannot_be_held_is_refused(holds: Any) -> None:
+    with pytest.raises(ToolRefused, match=r"Tool rich: holds is .* TeardownScope\.SESSION"):
+        pillion.tool(name="rich", holds=holds)(rich.function)
+
+
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ToolRefused, match="Two tools"):
         pillion.Worker([rich, rich], target="unix:x", worker="w", token="t")

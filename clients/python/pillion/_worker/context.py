@@ -21,7 +21,6 @@ from pillion._facts import (
     seconds_of,
 )
 from pillion._gen.pillion.v1 import context_pb2
-from pillion._gen.pillion.v1.worker_pb2 import CleanupCall, RegisterTeardown
 from pillion._refusals import ArtifactRefused
 from pillion._verbs import Artifacts
 from pillion._worker.artifacts import CallArtifacts
@@ -32,6 +31,7 @@ from pillion._worker.kv import Kv
 from pillion._worker.pause import Resumed, resumed_of
 from pillion._worker.peers import Caller, NestedTools
 from pillion._worker.port import Cleanup, Port
+from pillion._worker.registrations import registration_of, scope_of
 from pillion._worker.signals import CancelSignal
 from pillion._worker.wanted import WantedParameter, Workspace
 
@@ -341,7 +341,7 @@ class ToolContext:
 
         `None` where the call lacks the scope's fact, and for SHUTDOWN, which is one for all.
         """
-        if scope is TeardownScope.CALL:
+        if scope_of(scope) is TeardownScope.CALL:
             return hashlib.sha256(self.execution_id.encode()).hexdigest()[:_KEY_DIGITS]
         for key in self._message.session_keys:
             if key.scope == scope.value:
@@ -368,16 +368,12 @@ class ToolContext:
         sidecar for nothing. What it cleans may be gone already. If this raises, nothing was registered, but if it is
         cancelled it may have been.
 
+        :raises TypeError: if this is no cleanup, no scope, or no pair of a tool and its arguments.
         :raises TeardownRefused: if the scope is not honoured here, or the call lacks its fact.
         :raises RequestCancelled: if the scope is being ended.
         :raises RequestRefused: as for every request.
         """
-        registration = RegisterTeardown(name=name, label=label)
-        registration.scope = scope.value  # type: ignore[assignment]  # the same numbers
-        if cleanup_call is not None:
-            tool, arguments = cleanup_call
-            encoded = None if arguments is None else _json.encode_arguments(arguments)
-            registration.cleanup_call.CopyFrom(CleanupCall(tool=tool, arguments=encoded))
+        registration = registration_of(cleanup, scope, name, label, cleanup_call)
         accepted = await self._port.register(registration, cleanup)
         return Registration(accepted.reused, accepted.count)
 

@@ -21,11 +21,16 @@ class Pause(PillionError):
     `message` is a sentence for a person, of at most 4 KiB, and `kind` says what kind of answer is wanted, a word of the
     tool's. `schema` is the JSON Schema of the answer, which nobody holds the answer to: check it. `state` is what the
     tool wants back, a JSON value, or bytes, of at most 64 KiB; it is stored, so it may hold no secret.
+
+    :raises ValueError: if the message is empty.
+    :raises JsonRefused: if the state has no JSON form.
     """
 
     def __init__(self, message: str, *, kind: str = "input", schema: Any = None, state: Any = None) -> None:
         super().__init__(message)
         self.message = str(message)
+        if not self.message:
+            raise ValueError("A pause needs a message: a sentence for the person who is to answer.")
         self.kind = kind
         self.schema = schema
         self.state = _bytes_of(state)

@@ -37,6 +37,9 @@ class Placement:
     kind: str | None = None
 
 
+_HELD = (None, TeardownScope.RUN, TeardownScope.SESSION)
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """What a tool declares beside its function. `None` leaves it to the worker or the sidecar."""
@@ -69,6 +72,10 @@ class Tool(Generic[Parameters, Value]):
             raise ToolRefused(f"{self.name!r} is no name of a tool: 1 to 64 letters, digits, underscores and hyphens.")
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise ToolRefused(f"Tool {self.name}: it yields; report by ctx.progress and return the result.")
+        if declared.holds not in _HELD:
+            raise ToolRefused(
+                f"Tool {self.name}: holds is a run or a session; give TeardownScope.RUN or TeardownScope.SESSION."
+            )
         self.effects = declared.effects
         """What running it does to the world."""
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
