@@ -85,6 +85,13 @@ async def test_a_detached_call_is_followed_by_another_connection(socket_host: So
                 await nothing.result()
 
 
+async def test_what_is_no_ticket_of_a_detached_call_is_refused_at_once(socket_host: SocketHost) -> None:
+    async with pillion.connect(socket_host.callers_at) as caller:
+        for ticket in (None, pillion.Secret("tic_of_a_pause")):
+            with pytest.raises(TypeError, match="that of a pause is for `resume`"):
+                caller.follow(ticket)  # type: ignore[arg-type]
+
+
 async def test_a_call_that_was_not_detached_is_cancelled_when_it_is_left(socket_host: SocketHost, steps: Steps) -> None:
     async with pillion.connect(socket_host.callers_at) as caller:
         async with caller.start("echo", detachable=True):

@@ -170,7 +170,11 @@ class Host:
         0 is all that the sidecar has kept; who has seen a report goes on with the number behind its `sequence`. Leaving
         the block leaves the call running, and `cancel` stops it. Only the newest follower is told anything: any other
         one's part ends as `Superseded`. A ticket that this caller cannot use makes it `TicketInvalid`.
+
+        :raises TypeError: if the ticket is no text, as that of a pause is not.
         """
+        if not isinstance(ticket, str):
+            raise TypeError("The ticket is the text that `detach` answered; that of a pause is for `resume`.")
         call = Call(
             self._link,
             follow_of(ticket, from_sequence),
