@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
+from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind, SideEffects
 from sidecar.calls.causes import cancelled, pause_unrecorded
 from sidecar.calls.outcome import NONE, Refusal, failed, failure
 from sidecar.calls.paused import Pause, PausedCall, Resumption, digest_of_arguments
@@ -397,7 +397,7 @@ def unreachable() -> Refusal:
     )
 
 
-def _too_many(most: int, effects: Any) -> Any:
+def _too_many(most: int, effects: "SideEffects.ValueType") -> Failure:
     return failure(
         FailureKind.FAILURE_KIND_OVERLOADED,
         f"The subject has {most:,} paused calls, which is the most; resume or end some of them.",
