@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sidecar._gen.pillion.v1.admin_pb2 import CallEventKind, WatchCallsResponse
+from sidecar._gen.pillion.v1.admin_pb2 import CallEventKind, CallState, WatchCallsResponse
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.calls.strict_json import JsonRefused, parse
@@ -120,6 +120,8 @@ class Watch:
         event = self._event(_ENDED, call)
         if frame.outcome.HasField("failure"):
             event.failure = frame.outcome.failure.kind
+        elif frame.outcome.HasField("paused"):
+            event.call.state = CallState.CALL_STATE_PAUSED
         self._tell(event)
 
     def _event(self, kind: "CallEventKind.ValueType", call: "Call") -> WatchCallsResponse:

@@ -27,6 +27,8 @@ _STATE, _EVENT, _REASON = "CALL_STATE_", "CALL_EVENT_KIND_", "CANCEL_REASON_"
 
 def state_of(call: CallSummary) -> str:
     """Where it stands, as a word."""
+    if call.state == CallState.CALL_STATE_UNSPECIFIED:
+        return "ended"
     return CallState.Name(call.state).removeprefix(_STATE).lower()
 
 
@@ -98,7 +100,7 @@ def _line(event: WatchCallsResponse) -> str:
     elif event.reason:
         more = CancelReason.Name(event.reason).removeprefix(_REASON)
     elif event.kind == CallEventKind.CALL_EVENT_KIND_ENDED:
-        more = f"after {seconds(call.age):g} s"
+        more = f"{'paused ' if state_of(call) == 'paused' else ''}after {seconds(call.age):g} s"
     lost = f"({event.lost:,} lost) " if event.lost else ""
     at = when.isoformat(timespec="milliseconds")[11:23]
     return f"{lost}{at}  {kind:<9}  {call.tool}  {call.execution_id}  {more}".rstrip()

@@ -120,8 +120,22 @@ def test_calls_are_watched_as_they_go_on(program: Program) -> None:
     assert [event["event"] for event in seen] == ["started", "progress", "progress", "ended", "started", "ended"]
     assert [event.get("line") for event in seen[1:3]] == ["at 1 …", "at 2 …"]
     assert {event["tool"] for event in seen} == {"count"}
+    assert [event["state"] for event in seen[2:4]] == ["running", "ended"]
     assert seen[-1]["failure"] == "TOOL_FAILED"
     assert watching.returncode == 130
+
+
+def test_who_watches_learns_that_a_call_pauses(program: Program) -> None:
+    with program.open("calls", "--config", str(program.config), "--watch", "--tool", "confirm") as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert watching.stderr.readline() == "Watching; Ctrl-C leaves.\n"
+        assert program.run("call", "confirm", "--arg", "what=this")[0] == 3
+        seen = [watching.stdout.readline().split() for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=20)
+    assert [words[1] for words in seen] == ["started", "ended"]
+    assert seen[1][4:6] == ["paused", "after"]
 
 
 def test_a_file_goes_in_as_an_artifact_and_what_comes_back_is_saved(program: Program, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ const (
 type CallState int32
 
 const (
-	// Not said: never sent.
+	// It has ended. Only in the event of that.
 	CallState_CALL_STATE_UNSPECIFIED CallState = 0
 	// In the gates, or waiting for an instance.
 	CallState_CALL_STATE_WAITING CallState = 1
@@ -163,7 +163,7 @@ type CallSummary struct {
 	ToolCallId string `protobuf:"bytes,2,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
 	// The tool. Always set.
 	Tool string `protobuf:"bytes,3,opt,name=tool,proto3" json:"tool,omitempty"`
-	// Where it stands. Always set.
+	// Where it stands. Unset: it has ended. In the event of its end, PAUSED where it has paused.
 	State CallState `protobuf:"varint,4,opt,name=state,proto3,enum=pillion.v1.CallState" json:"state,omitempty"`
 	// The worker set. Unset: not routed yet.
 	Worker *string `protobuf:"bytes,5,opt,name=worker,proto3,oneof" json:"worker,omitempty"`

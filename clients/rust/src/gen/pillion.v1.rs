@@ -1195,7 +1195,7 @@ pub struct CallSummary {
     /// The tool. Always set.
     #[prost(string, tag="3")]
     pub tool: ::prost::alloc::string::String,
-    /// Where it stands. Always set.
+    /// Where it stands. Unset: it has ended. In the event of its end, PAUSED where it has paused.
     #[prost(enumeration="CallState", tag="4")]
     pub state: i32,
     /// The worker set. Unset: not routed yet.
@@ -1337,7 +1337,7 @@ pub struct ShutdownResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum CallState {
-    /// Not said: never sent.
+    /// It has ended. Only in the event of that.
     Unspecified = 0,
     /// In the gates, or waiting for an instance.
     Waiting = 1,

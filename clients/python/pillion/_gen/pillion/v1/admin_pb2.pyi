@@ -29,7 +29,7 @@ class _CallState:
 class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CALL_STATE_UNSPECIFIED: _CallState.ValueType  # 0
-    """Not said: never sent."""
+    """It has ended. Only in the event of that."""
     CALL_STATE_WAITING: _CallState.ValueType  # 1
     """In the gates, or waiting for an instance."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 2
@@ -45,7 +45,7 @@ class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
     """Where a call stands."""
 
 CALL_STATE_UNSPECIFIED: CallState.ValueType  # 0
-"""Not said: never sent."""
+"""It has ended. Only in the event of that."""
 CALL_STATE_WAITING: CallState.ValueType  # 1
 """In the gates, or waiting for an instance."""
 CALL_STATE_RUNNING: CallState.ValueType  # 2
@@ -117,7 +117,7 @@ class CallSummary(_message.Message):
     tool: _builtins.str
     """The tool. Always set."""
     state: Global___CallState.ValueType
-    """Where it stands. Always set."""
+    """Where it stands. Unset: it has ended. In the event of its end, PAUSED where it has paused."""
     worker: _builtins.str
     """The worker set. Unset: not routed yet."""
     worker_instance_id: _builtins.str

@@ -17,7 +17,7 @@ export const protobufFileName = "pillion/v1/admin.proto";
 
 /** Where a call stands. */
 export enum CallState {
-  /** CALL_STATE_UNSPECIFIED - Not said: never sent. */
+  /** CALL_STATE_UNSPECIFIED - It has ended. Only in the event of that. */
   CALL_STATE_UNSPECIFIED = 0,
   /** CALL_STATE_WAITING - In the gates, or waiting for an instance. */
   CALL_STATE_WAITING = 1,
@@ -57,7 +57,7 @@ export interface CallSummary {
   toolCallId: string;
   /** The tool. Always set. */
   tool: string;
-  /** Where it stands. Always set. */
+  /** Where it stands. Unset: it has ended. In the event of its end, PAUSED where it has paused. */
   state: CallState;
   /** The worker set. Unset: not routed yet. */
   worker?:
