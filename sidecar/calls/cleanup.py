@@ -5,7 +5,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
-from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownReason, TeardownScope
+from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls import causes
@@ -16,7 +16,7 @@ from sidecar.calls.ports import Assignment
 from sidecar.calls.questions import Question
 from sidecar.calls.stores import StoreUnavailable
 from sidecar.calls.tool import Tool
-from sidecar.scope import CleanupCall, Principal, Registration, ScopeKey
+from sidecar.scope import LASTING, CleanupCall, Principal, Registration, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
@@ -26,7 +26,6 @@ _UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
 _WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
 _PAUSE = 1.0
 _NOT_RUN = "not run"
-_FACTS = {TeardownScope.TEARDOWN_SCOPE_RUN: "run_id", TeardownScope.TEARDOWN_SCOPE_SESSION: "session_id"}
 
 
 class CleanupCalls:
@@ -186,8 +185,8 @@ class _Outcome:
 def _start(key: ScopeKey, cleanup: CleanupCall) -> Start:
     """What the call is started with: for the subject of the scope, and with the fact that it goes by."""
     start = Start(tool=cleanup.tool, arguments=cleanup.arguments)
-    if key.kind in _FACTS:
-        setattr(start, _FACTS[key.kind], key.fact)
+    if key.kind in LASTING:
+        setattr(start, LASTING[key.kind], key.fact)
     tenant, named = key.owner.tenant, key.owner.named
     if tenant is not None or named is not None:
         start.identity.CopyFrom(Identity(tenant=tenant, principal=named))

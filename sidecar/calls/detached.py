@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Follow, Start
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -15,8 +15,9 @@ from sidecar.calls.detached_call import DetachedCall, Following
 from sidecar.calls.limits import KIB
 from sidecar.calls.outcome import Refusal, failed
 from sidecar.calls.ports import DetachedAudit, Follower, FollowerLane, Sink
-from sidecar.calls.replay import KeptFrames, lost_between
+from sidecar.calls.replay import BEHIND_STARTED, KeptFrames, lost_between
 from sidecar.calls.stores import DetachedEntry, DetachedStore, StoreFull, StoreUnavailable
+from sidecar.calls.tasks import Tasks
 from sidecar.calls.tickets import digest_of, new_ticket
 from sidecar.scope import Owner, Scope
 
@@ -33,8 +34,6 @@ _NO_PLACE = ""
 _MOST_COUNTED = 2**32 - 1
 _BESIDE = 4 * KIB
 """What one that ended has in memory beside its frames and its outcome, at most."""
-_FIRST = 2
-"""The number of the first frame behind `Started`."""
 
 
 class Detached:
@@ -53,7 +52,7 @@ class Detached:
         self._ended: dict[bytes, DetachedCall] = {}
         """Those of them that ended, the one that did so first in front."""
         self._bytes = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(pipeline.counters)
         self._is_sweeping = False
 
     def __len__(self) -> int:
@@ -66,8 +65,7 @@ class Detached:
 
     async def settled(self) -> None:
         """Waits until everything that is being recorded is recorded, and told."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.settled()
 
     async def recover(self) -> None:
         """Ends the calls that ran when the sidecar was killed. To be called once, before anything else.
@@ -128,7 +126,7 @@ class Detached:
             started=started.SerializeToString(),
             outcome=None,
         )
-        self._soon(self._open(call, detached, entry, go_on))
+        self._tasks.begin(self._open(call, detached, entry, go_on))
 
     async def _open(
         self, call: "Call", detached: DetachedCall, entry: DetachedEntry, go_on: Callable[[], None]
@@ -181,7 +179,7 @@ class Detached:
             if self._admits(following, detached.entry):
                 detached.follow(following, request.from_sequence)
         else:
-            self._soon(self._look_up(digest, request.from_sequence, following))
+            self._tasks.begin(self._look_up(digest, request.from_sequence, following))
         return following
 
     async def _look_up(self, digest: bytes, sequence: int, following: Following) -> None:
@@ -228,7 +226,7 @@ class Detached:
         reports, frame.coalesced = frame.coalesced, 0
         if not frame.sequence:
             # Nobody knows what was sent before it.
-            frame.sequence = max(sequence, _FIRST)
+            frame.sequence = max(sequence, BEHIND_STARTED)
         frame.coalesced = lost_between(sequence, frame.sequence, reports)
         following.end(frame, entry.effects)
 
@@ -246,7 +244,7 @@ class Detached:
         else:
             # Whoever follows it when the frames are gone is told how many there were.
             frame.coalesced = min(detached.kept.reports, _MOST_COUNTED)
-            self._soon(self._record(detached, detached.entry.owner, outcome, self._sealed(frame)))
+            self._tasks.begin(self._record(detached, detached.entry.owner, outcome, self._sealed(frame)))
 
     def _sealed(self, frame: Frame) -> bytes:
         """An outcome as it is recorded: a ticket to resume by is not."""
@@ -295,7 +293,7 @@ class Detached:
             self._drop(detached)
             if not self._is_sweeping:
                 self._is_sweeping = True
-                self._soon(self._sweep())
+                self._tasks.begin(self._sweep())
 
     async def _sweep(self) -> None:
         try:
@@ -310,17 +308,6 @@ class Detached:
         self._pipeline.clocks.clear(detached)
         del self._ended[detached.digest], self._calls[detached.digest]
         self._bytes -= detached.kept.size + len(detached.outcome or b"") + _BESIDE
-
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._pipeline.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.count("internal_errors")
-            _log.error("a detached call could not be looked after", exc_info=error)
 
 
 def _lost_outcome(entry: DetachedEntry) -> bytes:

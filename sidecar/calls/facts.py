@@ -72,7 +72,7 @@ class CallFacts:
         """Its storage scope, once it is decoded."""
         self.run_id: str | None = None
         self.run_of: str | None = None
-        """The run that its teardowns are of, where that is known by another id as well."""
+        """The id that its run goes by, where that is another than the caller named."""
         self.session_id: str | None = None
         self.key: str | None = None
         """Its idempotency key."""
@@ -99,9 +99,12 @@ class CallFacts:
         """The run and the session that it is in, where the caller named them: those of the call that made it."""
         if self.parent is not None:
             return self.parent.lasting_scopes()
-        return (
-            [] if self.scope is None else lasting_scopes(self.scope.owner, self.run_of or self.run_id, self.session_id)
-        )
+        return [] if self.scope is None else lasting_scopes(self.scope.owner, self.run, self.session_id)
+
+    @property
+    def run(self) -> str | None:
+        """The id that its run goes by, before and after a pause."""
+        return self.run_of or self.run_id
 
     def ancestors(self) -> "Iterator[Call]":
         """The calls that wait for it, from the one that made it outwards."""

@@ -21,7 +21,7 @@ def scope_held(call: "Call", tool: Tool) -> ScopeKey:
     :raises Refusal: as INVALID_ARGUMENTS if the call does not name it.
     """
     is_run = tool.holds == _RUN
-    fact = (call.run_of or call.run_id) if is_run else call.session_id
+    fact = call.run if is_run else call.session_id
     if not fact or call.scope is None:
         raise Refusal(
             FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
@@ -33,21 +33,17 @@ def scope_held(call: "Call", tool: Tool) -> ScopeKey:
 
 def pinned_is_full(tool: Tool) -> Refusal:
     """The one instance that can run it is full."""
-    return Refusal(
+    return _not_now(
         FailureKind.FAILURE_KIND_OVERLOADED,
         f"The instance that holds what this {_word(tool)} has opened is full, and no other has it; try again later.",
-        retryable=True,
-        retry_after=_RETRY_AFTER,
     )
 
 
 def pinned_is_away(tool: Tool) -> Refusal:
     """The one instance that can run it has no stream just now."""
-    return Refusal(
+    return _not_now(
         FailureKind.FAILURE_KIND_UNAVAILABLE,
         f"The instance that holds what this {_word(tool)} has opened is away and may come back; try again later.",
-        retryable=True,
-        retry_after=_RETRY_AFTER,
     )
 
 
@@ -71,23 +67,23 @@ def pinned_is_lost(tool: Tool) -> Refusal:
 
 def keeper_is_full(tool: Tool) -> Refusal:
     """The instance that keeps what a paused call has opened is full."""
-    return Refusal(
+    return _not_now(
         FailureKind.FAILURE_KIND_OVERLOADED,
         f"The instance that keeps what this call of {tool.name} had opened before it paused is full; try again later.",
-        retryable=True,
-        retry_after=_RETRY_AFTER,
     )
 
 
 def keeper_is_away(tool: Tool) -> Refusal:
     """The instance that keeps what a paused call has opened has no stream just now."""
-    return Refusal(
+    return _not_now(
         FailureKind.FAILURE_KIND_UNAVAILABLE,
         f"The instance that keeps what this call of {tool.name} had opened before it paused is away, and may come "
         "back; try again later.",
-        retryable=True,
-        retry_after=_RETRY_AFTER,
     )
+
+
+def _not_now(kind: "FailureKind.ValueType", message: str) -> Refusal:
+    return Refusal(kind, message, retryable=True, retry_after=_RETRY_AFTER)
 
 
 def _word(tool: Tool) -> str:

@@ -10,7 +10,9 @@ from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Failure, FailureKind
 from sidecar._gen.pillion.v1.tool_pb2 import Effects
 from sidecar.calls.outcome import NONE, POSSIBLE, PauseWanted, Refusal, failed, failure
+from sidecar.calls.paused import digest_of_arguments
 from sidecar.calls.stores import IdempotencyRecord, IdempotencyStore, StoreUnavailable
+from sidecar.calls.tasks import Tasks
 from sidecar.calls.tool import Tool
 from sidecar.scope import Scope
 from sidecar.telemetry import Counters
@@ -53,15 +55,14 @@ class Requests:
         self._store = store
         self._counters = counters
         self._running: dict[tuple[str | None, str, str, str], tuple[Keyed, Call]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(counters)
 
     def __len__(self) -> int:
         return len(self._running)
 
     async def settled(self) -> None:
         """Waits until everything that is being recorded is recorded."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.settled()
 
     def enter(self, call: "Call", tool: Tool, key: str, go_on: Provide) -> None:
         """Joins the running call of the same request, or finds out whether it ran before and, if not, runs it.
@@ -73,7 +74,7 @@ class Requests:
         """
         if call.scope is None or call.invocation is None:
             return
-        digest = hashlib.sha256(call.invocation.invoke.arguments).digest()
+        digest = digest_of_arguments(call.invocation.invoke.arguments)
         if (resumption := call.resumption) is not None and resumption.ticket_digest is not None:
             # The same request is the same answer to the same pause.
             digest = hashlib.sha256(digest + resumption.ticket_digest + resumption.answer).digest()
@@ -82,9 +83,7 @@ class Requests:
         if running is None:
             call.hold()
             self._running[request.address] = (request, call)
-            task = asyncio.get_running_loop().create_task(self._run(request, call, go_on))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.begin(self._run(request, call, go_on))
             return
         original, original_call = running
         if original.digest != request.digest:

@@ -4,7 +4,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
-from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
 from sidecar._gen.pillion.v1.outcome_pb2 import Ask
@@ -12,6 +11,7 @@ from sidecar.calls.outbound import Pending, call_over, refused
 from sidecar.calls.paused import Resumption, digest_of_arguments
 from sidecar.calls.questions import Question
 from sidecar.calls.request import NO_ARGUMENTS
+from sidecar.calls.restart import facts_of
 from sidecar.scope import Principal
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class Nesting:
             return call_over(request.request_id)
         caller = self._callers.get(outer)
         if caller is None:
-            caller = self._callers[outer] = _OuterCaller(outer, _facts(outer.invocation.invoke.context))
+            caller = self._callers[outer] = _OuterCaller(
+                outer, facts_of(outer.invocation.invoke.context).SerializeToString()
+            )
             outer.at_end(lambda: self._callers.pop(outer, None))
         start = _start(request, caller.facts, f"{outer.tool_call_id}#inner-{caller.calls + 1}")
         resumption = _resumption(outer, start) if outer.resumption is not None else None
@@ -198,19 +200,6 @@ class _Answer(Pending):
     def _end(self) -> None:
         if self.inner is not None:
             self.inner.end_with_parent()
-
-
-def _facts(context: ToolContext) -> bytes:
-    """What every call that a tool makes is started with, serialised. What its own call does not name is not named."""
-    start = Start(iteration=context.iteration)
-    if context.HasField("identity"):
-        start.identity.CopyFrom(context.identity)
-    for name in ("run_id", "session_id", "parent_anchor"):
-        if context.HasField(name):
-            setattr(start, name, getattr(context, name))
-    if context.HasField("trace"):
-        start.trace.CopyFrom(context.trace)
-    return start.SerializeToString()
 
 
 def _start(request: OutboundRequest, facts: bytes, tool_call_id: str) -> Start:

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownScope
@@ -18,6 +18,7 @@ from sidecar.calls.request import Resumed, decode_resume
 from sidecar.calls.restart import resumed_start, start_of
 from sidecar.calls.result import effects_of_attempt
 from sidecar.calls.stores import PausesFull, PauseStore, StoreUnavailable
+from sidecar.calls.tasks import Tasks
 from sidecar.calls.tickets import Tickets, digest_of
 from sidecar.scope import ScopeEnding, ScopeKey, lasting_scopes, scope_of
 
@@ -54,7 +55,7 @@ class Pauses:
         self._pipeline = pipeline
         self._store = store
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(pipeline.counters)
         self._sooner = asyncio.Event()
         self._next_expiry: float | None = None
         self._held: dict[bytes, list[ScopeKey]] = {}
@@ -107,7 +108,7 @@ class Pauses:
             ticket_digest=digest_of(ticket),
             caller=call.caller.principal.name,
             owner=scope.owner,
-            run_id=call.run_of or call.run_id,
+            run_id=call.run,
             session_id=call.session_id,
             start=start.SerializeToString(),
             pause=pause,
@@ -178,7 +179,7 @@ class Pauses:
         call.scope = scope_of(call.caller.principal, said.identity, None, None, call.execution_id)
         call.limit_time(None)
         call.hold()
-        self._spawn(self._resume(call, start, said))
+        self._tasks.begin(self._resume(call, start, said))
 
     async def _resume(self, call: "Call", start: Start, said: Resumed) -> None:
         try:
@@ -222,7 +223,7 @@ class Pauses:
     def run(self, call: "Call") -> None:
         """Claims the ticket of a call that passed the gates, then routes it and sees it to its end."""
         call.hold()
-        self._spawn(self._run(call))
+        self._tasks.begin(self._run(call))
 
     async def _run(self, call: "Call") -> None:
         try:
@@ -323,8 +324,7 @@ class Pauses:
 
     async def settled(self) -> None:
         """Waits until all that is being recorded is recorded."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.settled()
 
     def _end(self, paused: PausedCall, why: str) -> None:
         """A paused call is over."""
@@ -349,7 +349,7 @@ class Pauses:
             if instead_of is not None:
                 self._leave(instead_of)
             self._pipeline.teardowns.end_paused(paused.owner, paused.pause)
-            self._spawn(self._drop(paused))
+            self._tasks.begin(self._drop(paused))
 
     async def _drop(self, paused: PausedCall) -> None:
         try:
@@ -371,11 +371,6 @@ class Pauses:
                     await self._sooner.wait()
             except TimeoutError:
                 pass
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._pipeline.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def invalid() -> Refusal:

@@ -9,17 +9,16 @@ from sidecar._gen.pillion.v1.outbound_pb2 import ReplyErrorCode
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from sidecar.calls.firing import scope_name
 from sidecar.calls.outbound import refused
+from sidecar.calls.request import NO_ARGUMENTS
 from sidecar.calls.strict_json import JsonRefused, parse
-from sidecar.scope import UNTIL_THE_STOP, Address, CleanupCall, Registration, ScopeKey, ScopeLimits
+from sidecar.scope import LASTING, UNTIL_THE_STOP, Address, CleanupCall, Registration, ScopeKey, ScopeLimits, call_scope
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
 
 _CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _RUN = TeardownScope.TEARDOWN_SCOPE_RUN
-_SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 _SHUTDOWN = TeardownScope.TEARDOWN_SCOPE_SHUTDOWN
-_FACTS = {_RUN: "run_id", _SESSION: "session_id"}
 _INVALID = ReplyErrorCode.REPLY_ERROR_CODE_INVALID
 _CANCELLED = ReplyErrorCode.REPLY_ERROR_CODE_CANCELLED
 _OVERLOADED = ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED
@@ -27,7 +26,6 @@ _TEXT_BYTES = 256
 _TOOL_BYTES = 64
 _ID_BYTES = 12
 _RETRY_AFTER = 1.0
-_NO_ARGUMENTS = b"{}"
 
 
 def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) -> Registration | Frame:
@@ -38,11 +36,11 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
         return scope_ending(number)
     kind = asked.scope
     if kind == _CALL:
-        key = call.kept_for or ScopeKey(_CALL, scope.owner, call.execution_id)
+        key = call.kept_for or call_scope(scope.owner, call.execution_id)
     elif kind == _SHUTDOWN:
         key = UNTIL_THE_STOP
-    elif kind in _FACTS:
-        fact = (call.run_of or call.run_id) if kind == _RUN else call.session_id
+    elif kind in LASTING:
+        fact = call.run if kind == _RUN else call.session_id
         if not fact:
             return _fact_missing(number, call, kind)
         key = ScopeKey(kind, scope.owner, fact)
@@ -57,7 +55,7 @@ def registration_of(call: "Call", asked: RegisterTeardown, limits: ScopeLimits) 
     cleanup = None
     if asked.HasField("cleanup_call"):
         cleanup = CleanupCall(
-            asked.cleanup_call.tool, asked.cleanup_call.arguments or _NO_ARGUMENTS, call.caller.principal
+            asked.cleanup_call.tool, asked.cleanup_call.arguments or NO_ARGUMENTS, call.caller.principal
         )
     return Registration(
         f"reg_{secrets.token_hex(_ID_BYTES)}",
@@ -107,7 +105,7 @@ def _fact_missing(number: int, call: "Call", kind: "TeardownScope.ValueType") ->
     return refused(
         number,
         ReplyErrorCode.REPLY_ERROR_CODE_TEARDOWN_FACT_MISSING,
-        f"The caller named no {_FACTS[kind]} for this call, which the scope {scope_name(kind)} needs; register for "
+        f"The caller named no {LASTING[kind]} for this call, which the scope {scope_name(kind)} needs; register for "
         f"{_honoured(call)}, or have the caller name one.",
     )
 

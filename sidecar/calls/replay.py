@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 
-_FIRST = 2
+BEHIND_STARTED = 2
 """The number of the first frame behind `Started`."""
 
 
@@ -71,4 +71,4 @@ def lost_between(sequence: int, end: int, lost: int) -> int:
 
     Who names a number has seen what was before it, and a frame for each number is all that can be missing.
     """
-    return lost if sequence <= _FIRST else max(min(lost, end - sequence), 0)
+    return lost if sequence <= BEHIND_STARTED else max(min(lost, end - sequence), 0)

@@ -1,8 +1,9 @@
-"""What a call that paused is run by again."""
+"""What calls are started with by the facts of another: of one that paused, and of one whose tool makes them."""
 
 from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
+from sidecar._gen.pillion.v1.context_pb2 import ToolContext
 from sidecar.calls.context import set_seconds
 from sidecar.calls.paused import PausedCall
 
@@ -12,14 +13,9 @@ if TYPE_CHECKING:
 _OF_THE_RESUME = frozenset(("timeout", "idle_timeout", "human_timeout", "trace"))
 
 
-def start_of(call: "Call") -> Start:
-    """What a call may be run by again: what its caller said of it."""
-    assert call.invocation is not None  # noqa: S101  # it is there until the call has its outcome
-    invoke = call.invocation.invoke
-    context = invoke.context
-    start = Start(tool=call.tool_name, arguments=invoke.arguments, tool_call_id=call.tool_call_id)
-    if context.iteration:
-        start.iteration = context.iteration
+def facts_of(context: ToolContext) -> Start:
+    """What a call says of whom it is for and what it belongs to. What it does not name is not named."""
+    start = Start(iteration=context.iteration)
     if context.HasField("identity"):
         start.identity.CopyFrom(context.identity)
     for name in ("run_id", "session_id", "parent_anchor"):
@@ -27,6 +23,15 @@ def start_of(call: "Call") -> Start:
             setattr(start, name, getattr(context, name))
     if context.HasField("trace"):
         start.trace.CopyFrom(context.trace)
+    return start
+
+
+def start_of(call: "Call") -> Start:
+    """What a call may be run by again: what its caller said of it."""
+    assert call.invocation is not None  # noqa: S101  # it is there until the call has its outcome
+    invoke = call.invocation.invoke
+    start = facts_of(invoke.context)
+    start.tool, start.arguments, start.tool_call_id = call.tool_name, invoke.arguments, call.tool_call_id
     for name in ("timeout", "idle_timeout", "human_timeout"):
         seconds = getattr(call, name)
         if seconds is not None and seconds > 0:

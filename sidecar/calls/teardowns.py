@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason, TeardownScope
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -21,7 +21,9 @@ from sidecar.calls.pinning import PinRecord
 from sidecar.calls.ports import EndedScope, Keepers
 from sidecar.calls.registrations import registration_of, scope_ending, too_many
 from sidecar.calls.stores import StoreUnavailable
+from sidecar.calls.tasks import Tasks
 from sidecar.scope import (
+    LASTING,
     Kept,
     Owner,
     Principal,
@@ -43,14 +45,11 @@ _CALL = TeardownScope.TEARDOWN_SCOPE_CALL
 _RUN = TeardownScope.TEARDOWN_SCOPE_RUN
 _SESSION = TeardownScope.TEARDOWN_SCOPE_SESSION
 _WORKER_LOST = TeardownReason.TEARDOWN_REASON_WORKER_LOST
-_LASTING = (_RUN, _SESSION)
 _ENDS = {_RUN: TeardownReason.TEARDOWN_REASON_RUN_END, _SESSION: TeardownReason.TEARDOWN_REASON_SESSION_END}
 _RETRY_AFTER = 1.0
 _SLACK = 1.0
 _LEAST_WAIT = 0.01
 _SECRET_BYTES = 32
-
-_Answer = TypeVar("_Answer")
 
 ScopeHook: TypeAlias = Callable[[ScopeKey], Coroutine[Any, Any, int]]
 
@@ -81,7 +80,7 @@ class Teardowns:
         self._emptied: dict[ScopeKey, asyncio.Future[None]] = {}
         """Scopes that are being ended, while they wait for their calls."""
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(pipeline.counters)
 
     # --- calls
 
@@ -122,7 +121,9 @@ class Teardowns:
             claimed += self.registry.claim(call.kept_for)
         if call.paused_inner and call.scope is not None:
             claimed += self._claim_paused(call.scope.owner, call.paused_inner)
-        return self._task(self.firing.fire(claimed, TeardownReason.TEARDOWN_REASON_CALL_END)) if claimed else None
+        return (
+            self._tasks.start(self.firing.fire(claimed, TeardownReason.TEARDOWN_REASON_CALL_END)) if claimed else None
+        )
 
     def pause_call(self, call: "Call") -> None:
         """A call has paused: what is kept for its end stays, though it does not run."""
@@ -224,14 +225,14 @@ class Teardowns:
         except BaseException:
             # Its call is over, so nobody will learn its id.
             self.registry.claim_one(registration)
-            self._spawn(self.firing.forget((registration,)))
+            self._tasks.begin(self.firing.forget((registration,)))
             raise
         finally:
             del self._adding[registration.id]
             added.set_result(None)
         if self.registry.find(registration.id) is None:
             # Its scope ended meanwhile, when the tool had no answer yet and so had nothing to run.
-            self._spawn(self.firing.forget((registration,)))
+            self._tasks.begin(self.firing.forget((registration,)))
             return scope_ending(number)
         return self._accept(call, number, registration, is_reused=False)
 
@@ -285,7 +286,7 @@ class Teardowns:
         if not self.registry.is_live(key):
             return EndedScope()
         self.registry.begin_end(key)
-        task = self._endings[key] = self._task(self._end(key, by))
+        task = self._endings[key] = self._tasks.start(self._end(key, by))
         return await asyncio.shield(task)
 
     async def _end(self, key: ScopeKey, by: Principal) -> EndedScope:
@@ -328,8 +329,7 @@ class Teardowns:
 
     async def settled(self) -> None:
         """Returns when nothing fires any more."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.settled()
         if self.pins is not None:
             await self.pins.settled()
 
@@ -373,7 +373,7 @@ class Teardowns:
     def outlasts(self, instance_id: str) -> bool:
         """Whether an instance keeps or holds something for a run, a session or a paused call."""
         return self.holds(instance_id) or any(
-            one.key.kind in _LASTING or (one.key.kind == _CALL and one.key not in self._of_calls)
+            one.key.kind in LASTING or (one.key.kind == _CALL and one.key not in self._of_calls)
             for one in self.registry.kept_by(instance_id)
         )
 
@@ -403,14 +403,14 @@ class Teardowns:
             else:
                 self.firing.failed(one.registration, one.reason, "unknown", "its instance came back without it")
         for reason, claimed in by_reason.items():
-            self._spawn(self.firing.fire(claimed, reason))
+            self._tasks.begin(self.firing.fire(claimed, reason))
         gone = [one.registration for one in owed if one.registration.id not in still]
         self._lose(
             Claimed(one, _WORKER_LOST)
             for number, one in kept.items()
             if number not in still and self.registry.claim_one(one)
         )
-        self._spawn(self.firing.forget(gone))
+        self._tasks.begin(self.firing.forget(gone))
         known = kept.keys() | {one.registration.id for one in owed}
         return [number for number in listed if number not in known]
 
@@ -435,7 +435,7 @@ class Teardowns:
                 self.firing.lost(registration)
             elif reason is not None:
                 self.firing.reopen(Claimed(registration, reason))
-        self._spawn(self.firing.forget(stood_in))
+        self._tasks.begin(self.firing.forget(stood_in))
         for instance_id in gone:
             self.lost(instance_id)
         self._watch_idle()
@@ -443,10 +443,10 @@ class Teardowns:
     def _lose(self, claimed: Iterable[Claimed]) -> None:
         over = [one.registration for one in claimed if self.firing.give_up(one)]
         if over:
-            self._spawn(self.firing.forget(over))
+            self._tasks.begin(self.firing.forget(over))
 
     def _stand_in(self, registration: Registration, reason: "TeardownReason.ValueType") -> None:
-        self._spawn(self.cleanups.stand_in(registration, reason))
+        self._tasks.begin(self.cleanups.stand_in(registration, reason))
 
     def _repinned(self, key: ScopeKey, worker: str, before: str | None, after: str | None) -> None:
         if before is not None and not self.registry.pins_to(before):
@@ -462,19 +462,4 @@ class Teardowns:
         return [one for one in registrations if one.id not in self._adding]
 
     def _fire(self, claimed: Sequence[Registration], reason: "TeardownReason.ValueType") -> None:
-        self._spawn(self.firing.fire(self._claimed(claimed), reason))
-
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        _ = self._task(work)
-
-    def _task(self, work: Coroutine[Any, Any, _Answer]) -> "asyncio.Task[_Answer]":
-        task = self._pipeline.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._pipeline.counters.add("internal_errors")
-            _log.error("teardowns failed inside the sidecar", exc_info=error)
+        self._tasks.begin(self.firing.fire(self._claimed(claimed), reason))

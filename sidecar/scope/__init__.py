@@ -1,7 +1,7 @@
 """Whom a call is for, and how long what it opened may live."""
 
 from sidecar.scope.kept import Kept, KeptInstance, KeptPin, KeptRegistration, digest_of_secret
-from sidecar.scope.keys import UNTIL_THE_STOP, ScopeKey, call_scope, lasting_scopes
+from sidecar.scope.keys import LASTING, UNTIL_THE_STOP, ScopeKey, call_scope, lasting_scopes
 from sidecar.scope.limits import ScopeLimits
 from sidecar.scope.principal import Principal, local_principal
 from sidecar.scope.registrations import Address, CleanupCall, Registration
@@ -9,6 +9,7 @@ from sidecar.scope.registry import Registry, ScopeEnding
 from sidecar.scope.scope import Owner, Scope, scope_of
 
 __all__ = (
+    "LASTING",
     "UNTIL_THE_STOP",
     "Address",
     "CleanupCall",

@@ -14,6 +14,9 @@ _LENGTH_BYTES = 4
 _REMEMBERED = 1_024
 _NOBODY = Owner(None, "")
 
+LASTING = {_RUN: "run_id", _SESSION: "session_id"}
+"""The scopes that end when the caller says so, and grow cold; each with the fact of a call that it goes by."""
+
 
 class ScopeKey(NamedTuple):
     """One teardown scope: of a tenant and subject, and a fact of their calls. Never seen outside the sidecar."""

@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import TeardownScope
-from sidecar.scope.keys import ScopeKey
+from sidecar.scope.keys import LASTING, ScopeKey
 from sidecar.scope.registrations import Address, Registration
 from sidecar.scope.scope import Owner
 
-_LASTING = (TeardownScope.TEARDOWN_SCOPE_RUN, TeardownScope.TEARDOWN_SCOPE_SESSION)
-"""Scopes that end when the caller says so, and grow cold."""
-
-
+_RUN = TeardownScope.TEARDOWN_SCOPE_RUN
 _MOST_ALIASES = 16
 
 
@@ -133,7 +130,7 @@ class Registry:
         """The id of the run that is known by this one as well; `None`: none is."""
         if not self._aliases:
             return None
-        found = self._aliases.get(ScopeKey(_LASTING[0], owner, run_id))
+        found = self._aliases.get(ScopeKey(_RUN, owner, run_id))
         return found.fact if found is not None else None
 
     def is_live(self, key: ScopeKey) -> bool:
@@ -268,7 +265,7 @@ class Registry:
         """
         scope = self._scopes.get(key)
         claimed: list[Registration] = []
-        for worker in tuple(scope.keeping) if scope is not None and key.kind in _LASTING else ():
+        for worker in tuple(scope.keeping) if scope is not None and key.kind in LASTING else ():
             group = self._groups[Group(worker, key.owner.tenant)]
             surplus = len(group) - self._most_live
             if surplus > 0:
@@ -329,7 +326,7 @@ class Registry:
         """Somebody was in the scope, or kept something for it: it is the warmest from now on."""
         scope.touched_at = self._clock()
         key = scope.key
-        if key.kind not in _LASTING:
+        if key.kind not in LASTING:
             return
         self._cold.pop(key, None)
         if not scope.busy and not scope.ending:
@@ -342,7 +339,7 @@ class Registry:
         kept = scope.keeping.get(worker, 0)
         scope.keeping[worker] = kept + 1
         key = scope.key
-        if not kept and key.kind in _LASTING:
+        if not kept and key.kind in LASTING:
             self._groups.setdefault(Group(worker, key.owner.tenant), OrderedDict())[key] = scope
         self._touch(scope)
 
@@ -353,7 +350,7 @@ class Registry:
             return
         del scope.keeping[worker]
         key = scope.key
-        if key.kind in _LASTING:
+        if key.kind in LASTING:
             group = Group(worker, key.owner.tenant)
             scopes = self._groups[group]
             del scopes[key]

@@ -133,9 +133,7 @@ class WorkerSet:
         if tool is not None and call.resumption is not None:
             keeper = self._keeper_of(call, tool)
             if keeper is not None:
-                call.placed(keeper.assign(call, tool), now)
-                if tool.holds:
-                    self._pins.pin(call, tool, keeper)
+                self._give(call, tool, keeper, now)
                 return
         if tool is not None and tool.holds:
             pinned = self._pins.instance_for(call, tool, self.instances, self.away)
@@ -145,9 +143,7 @@ class WorkerSet:
         if tool is not None and (not self._waiting or (tool.name, nested) not in self._waiting):
             instance = self._choose(tool, nested=nested)
             if instance is not None:
-                call.placed(instance.assign(call, tool), now)
-                if tool.holds:
-                    self._pins.pin(call, tool, instance)
+                self._give(call, tool, instance, now)
                 return
         if nested and tool is not None:
             self._look_for_deadlock(call, tool)
@@ -156,6 +152,12 @@ class WorkerSet:
         line = _line(call)
         self._waiting.setdefault(line, FairQueue()).push(call)
         self._serve(line)
+
+    def _give(self, call: Call, tool: Tool, instance: Instance, now: float) -> None:
+        """Gives a call to an instance; what its tool holds is there from now on."""
+        call.placed(instance.assign(call, tool), now)
+        if tool.holds:
+            self._pins.pin(call, tool, instance)
 
     def _keeper_of(self, call: Call, tool: Tool) -> Instance | None:
         """The instance that keeps something for the end of a call that goes on; `None`: it may be any.
@@ -214,9 +216,7 @@ class WorkerSet:
                 if tool is not current:
                     call.resolve_again()
                 elif instance is not None:
-                    call.placed(instance.assign(call, current), asyncio.get_running_loop().time())
-                    if current.holds:
-                        self._pins.pin(call, current, instance)
+                    self._give(call, current, instance, asyncio.get_running_loop().time())
         finally:
             self._serving.discard(line)
 
