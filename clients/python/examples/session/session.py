@@ -24,6 +24,8 @@ SESSION = "demo"
 NORTH = "SELECT country, count(*) AS airports FROM airports WHERE lat > 60 GROUP BY country ORDER BY 2 DESC LIMIT 3"
 CLOSED = "DELETE FROM airports WHERE iata IS NULL"
 LEFT = "SELECT count(*) AS airports, count(iata) AS with_code FROM airports"
+PROCESSES = 2
+SECONDS_TO_START = 20
 SECONDS_FOR_PEOPLE = 20
 DEMO_SECONDS = 50
 
@@ -84,12 +86,21 @@ async def sidecar(home: Path) -> AsyncIterator[str]:
             yield address
 
 
+async def both(host: pillion.Host) -> list[int]:
+    """The two processes that the worker runs in, once each has run a call."""
+    found: set[int] = set()
+    async with asyncio.timeout(SECONDS_TO_START):
+        while len(found) < PROCESSES:
+            answers = await asyncio.gather(*(host.call("engine") for _ in range(16)))
+            found.update(answer["process"] for answer in answers)
+    return sorted(found)
+
+
 async def conversation(address: str, person: Person) -> dict[str, Any]:
     """The calls, and what came of them."""
     answers = {"elicitation/create": person.elicited}
     async with pillion.connect(address, can_answer=answers) as host:
-        everywhere = await asyncio.gather(*(host.call("engine") for _ in range(16)))
-        processes = sorted({answer["process"] for answer in everywhere})
+        processes = await both(host)
         print(f"The worker runs in {len(processes)} processes: {', '.join(map(str, processes))}.")
 
         artifacts = host.artifacts.within(session_id=SESSION)
