@@ -38,15 +38,6 @@ LOST = "was lost: the instance that kept it is gone"
 
 
 @pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
-    """A sidecar that waits long for instances to come back."""
-    started = SidecarProcess(tmp_path)
-    await started.start()
-    yield started
-    await started.aclose()
-
-
-@pytest.fixture
 async def impatient(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
     """One that waits a second."""
     started = SidecarProcess(tmp_path)
@@ -56,15 +47,15 @@ async def impatient(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
     await started.aclose()
 
 
-async def again(process: SidecarProcess) -> None:
+async def again(sidecar_process: SidecarProcess) -> None:
     """The sidecar is killed, and another takes its place."""
-    await process.kill()
-    await process.start()
+    await sidecar_process.kill()
+    await sidecar_process.start()
 
 
-async def ending(process: SidecarProcess, worker: WorkerPeer, *expected: str) -> None:
+async def ending(sidecar_process: SidecarProcess, worker: WorkerPeer, *expected: str) -> None:
     """Ends the session, for whose end the worker runs these, newest first."""
-    end = asyncio.ensure_future(end_scope(process, S))
+    end = asyncio.ensure_future(end_scope(sidecar_process, S))
     for registration in expected:
         fired = await worker.next_teardown()
         assert (fired.registration_id, fired.reason) == (registration, SESSION_END)
@@ -83,110 +74,112 @@ async def released(worker: WorkerPeer, *expected: str) -> None:
 # --- the sidecar is killed
 
 
-async def test_what_was_acknowledged_is_known_to_the_next_sidecar(process: SidecarProcess) -> None:
-    keeping = await Keeping.attach(process)
+async def test_what_was_acknowledged_is_known_to_the_next_sidecar(sidecar_process: SidecarProcess) -> None:
+    keeping = await Keeping.attach(sidecar_process)
     ids = [await keeping.keep(name=name) for name in "abc"]
     run, shutdown = await keeping.keep(RUN, run_id="r"), await keeping.keep(SHUTDOWN)
-    await again(process)
-    worker = await keeping.back(process, "reg_unknown", *ids, shutdown, run)
+    await again(sidecar_process)
+    worker = await keeping.back(sidecar_process, "reg_unknown", *ids, shutdown, run)
     await released(worker, "reg_unknown")
-    await ending(process, worker, *ids[::-1])
+    await ending(sidecar_process, worker, *ids[::-1])
     # What has ended is over for good, and what has not is there once more.
-    await again(process)
-    worker = await keeping.back(process, *ids, run, shutdown)
+    await again(sidecar_process)
+    worker = await keeping.back(sidecar_process, *ids, run, shutdown)
     await released(worker, *ids)
     assert worker.teardowns() == []
-    process.send(signal.SIGTERM)
+    sidecar_process.send(signal.SIGTERM)
     for registration in (shutdown, run):
         assert (await worker.next_teardown()).registration_id == registration
         await worker.torn_down(registration)
 
 
-async def test_a_cleanup_that_is_registered_again_after_a_kill_is_the_same(process: SidecarProcess) -> None:
-    keeping = await Keeping.attach(process)
+async def test_a_cleanup_that_is_registered_again_after_a_kill_is_the_same(sidecar_process: SidecarProcess) -> None:
+    keeping = await Keeping.attach(sidecar_process)
     registration = await keeping.keep(name="a")
-    await again(process)
-    worker = await keeping.back(process, registration)
+    await again(sidecar_process)
+    worker = await keeping.back(sidecar_process, registration)
     assert await keeping.keep(name="a") == registration
     other = await keeping.keep(name="b")
-    await ending(process, worker, other, registration)
+    await ending(sidecar_process, worker, other, registration)
 
 
-async def test_another_secret_is_refused_after_a_kill(process: SidecarProcess) -> None:
-    keeping = await Keeping.attach(process)
+async def test_another_secret_is_refused_after_a_kill(sidecar_process: SidecarProcess) -> None:
+    keeping = await Keeping.attach(sidecar_process)
     registration = await keeping.keep()
-    await again(process)
+    await again(sidecar_process)
     secret = keeping.welcome.reattach_secret
     for wrong in ("", "wrong", secret[:-1], secret + "x", registration):
-        thief = await process.worker()
+        thief = await sidecar_process.worker()
         await thief.present(tool(), reattach=keeping.again(registration, secret=wrong))
         assert await thief.end() == (UNAUTHENTICATED, "The instance to re-attach has another secret.")
     # Nor is it of use to another worker set.
-    other = await process.worker()
+    other = await sidecar_process.worker()
     welcome = await other.hello(tool("other"), worker="other", reattach=keeping.again(registration))
     assert welcome.instance_id != keeping.welcome.instance_id
     await released(other, registration)
-    await ending(process, await keeping.back(process, registration), registration)
+    await ending(sidecar_process, await keeping.back(sidecar_process, registration), registration)
 
 
 async def test_what_does_not_come_back_is_reported_or_stood_in_for(impatient: SidecarProcess) -> None:
-    process = impatient
-    keeping = await Keeping.attach(process)
+    sidecar_process = impatient
+    keeping = await Keeping.attach(sidecar_process)
     named, unnamed = await keeping.keep(name="a"), await keeping.keep(name="b", cleanup=None)
-    await again(process)
-    other = await attach(process, tool("put"))
+    await again(sidecar_process)
+    other = await attach(sidecar_process, tool("put"))
     run = await other.next_invoke()
     assert (run.context.cleanup_reason, run.context.tool_call_id) == (WORKER_LOST, named)
     assert run.context.caller_principal == f"local:{os.getuid()}"
     await other.result(run.call)
-    await process.says(LOST)
-    late = await process.worker()
+    await sidecar_process.says(LOST)
+    late = await sidecar_process.worker()
     welcome = await late.hello(tool(), reattach=keeping.again(named, unnamed))
     assert welcome.instance_id != keeping.welcome.instance_id
     await released(late, named, unnamed)
-    await all_is_stored(process, other)
+    await all_is_stored(sidecar_process, other)
     # And nothing of it is left.
-    await again(process)
-    other = await attach(process, tool("put"))
-    await another_window_passes(process, other)
-    assert sum(LOST in line for line in process.said) == 1
+    await again(sidecar_process)
+    other = await attach(sidecar_process, tool("put"))
+    await another_window_passes(sidecar_process, other)
+    assert sum(LOST in line for line in sidecar_process.said) == 1
 
 
-async def all_is_stored(process: SidecarProcess, worker: WorkerPeer) -> None:
+async def all_is_stored(sidecar_process: SidecarProcess, worker: WorkerPeer) -> None:
     """Returns when the sidecar has stored what came of all that its peers have sent so far."""
     await worker.flush()
-    caller = await process.caller()
+    caller = await sidecar_process.caller()
     call = await caller.start("put", idempotency_key="behind")
     await worker.result((await worker.next_invoke()).call)
     await caller.outcome(call)
 
 
-async def another_window_passes(process: SidecarProcess, worker: WorkerPeer) -> None:
+async def another_window_passes(sidecar_process: SidecarProcess, worker: WorkerPeer) -> None:
     """Returns past the window of one that is lost after this; in it the worker may be given nothing to run."""
-    keeping = await Keeping.attach(process, "other", "other")
+    keeping = await Keeping.attach(sidecar_process, "other", "other")
     await keeping.keep(session_id="another", cleanup=None)
-    before = sum(LOST in line for line in process.said)
+    before = sum(LOST in line for line in sidecar_process.said)
     keeping.lose()
-    await process.says(LOST, before + 1)
+    await sidecar_process.says(LOST, before + 1)
     await worker.flush()
     assert worker.invoked == []
 
 
-async def test_a_session_that_ended_while_its_instance_was_away_ends_after_a_kill(process: SidecarProcess) -> None:
-    keeping = await Keeping.attach(process)
+async def test_a_session_that_ended_while_its_instance_was_away_ends_after_a_kill(
+    sidecar_process: SidecarProcess,
+) -> None:
+    keeping = await Keeping.attach(sidecar_process)
     first, second = await keeping.keep(name="a"), await keeping.keep(name="b")
     keeping.lose()
-    ended = await end_scope(process, S)
+    ended = await end_scope(sidecar_process, S)
     assert (ended.fired, ended.failed) == (2, 2)
-    await again(process)
-    worker = await keeping.back(process, first, second)
+    await again(sidecar_process)
+    worker = await keeping.back(sidecar_process, first, second)
     for registration in (second, first):
         fired = await worker.next_teardown()
         assert (fired.registration_id, fired.reason) == (registration, SESSION_END)
         await worker.torn_down(registration)
     await released(worker)
-    await again(process)
-    worker = await process.worker()
+    await again(sidecar_process)
+    worker = await sidecar_process.worker()
     await worker.hello(tool(), reattach=keeping.again())
     await worker.flush()
     assert worker.teardowns() == []
@@ -196,64 +189,64 @@ async def test_a_session_that_ended_while_its_instance_was_away_ends_after_a_kil
 async def test_what_was_told_to_run_before_a_kill_is_not_told_again(
     impatient: SidecarProcess, *, comes_back: bool
 ) -> None:
-    process = impatient
-    keeping = await Keeping.attach(process)
+    sidecar_process = impatient
+    keeping = await Keeping.attach(sidecar_process)
     registration = await keeping.keep()
-    end = asyncio.ensure_future(end_scope(process, S))
+    end = asyncio.ensure_future(end_scope(sidecar_process, S))
     await keeping.worker.next_teardown()
-    await process.kill()
+    await sidecar_process.kill()
     await asyncio.gather(end, return_exceptions=True)
-    await process.start()
-    other = await attach(process, tool("put"))
+    await sidecar_process.start()
+    other = await attach(sidecar_process, tool("put"))
     if comes_back:
-        worker = await keeping.back(process)
-        await process.says("its instance came back without it")
+        worker = await keeping.back(sidecar_process)
+        await sidecar_process.says("its instance came back without it")
         assert worker.teardowns() == []
     else:
-        await process.says(LOST)
+        await sidecar_process.says(LOST)
     await other.flush()
     assert other.invoked == []
-    late = await process.worker()
+    late = await sidecar_process.worker()
     await late.hello(tool(), reattach=keeping.again(registration))
     await released(late, registration)
 
 
 async def test_a_cleanup_call_that_ran_at_a_kill_is_reported_and_not_run_again(impatient: SidecarProcess) -> None:
-    process = impatient
-    keeping, other = await Keeping.attach(process), await attach(process, tool("put", effects=READ))
+    sidecar_process = impatient
+    keeping, other = await Keeping.attach(sidecar_process), await attach(sidecar_process, tool("put", effects=READ))
     registration = await keeping.keep()
     keeping.lose()
     assert (await other.next_invoke()).context.tool_call_id == registration
-    await again(process)
-    await process.says(LOST)
-    other = await attach(process, tool("put", effects=READ))
+    await again(sidecar_process)
+    await sidecar_process.says(LOST)
+    other = await attach(sidecar_process, tool("put", effects=READ))
     # Nor is the instance told, which has it still.
-    worker = await process.worker()
+    worker = await sidecar_process.worker()
     await worker.hello(tool(), reattach=keeping.again(registration))
     await released(worker, registration)
-    await another_window_passes(process, other)
+    await another_window_passes(sidecar_process, other)
     assert worker.teardowns() == []
 
 
 async def test_sessions_stay_pinned_over_a_kill(impatient: SidecarProcess) -> None:
-    process = impatient
-    keeping = await Keeping.attach(process, holds=SESSION)
+    sidecar_process = impatient
+    keeping = await Keeping.attach(sidecar_process, holds=SESSION)
     # Pins are recorded a little behind, and acknowledged to nobody: a cleanup is, which is recorded behind them.
     for session in ("s", "t"):
         call = await keeping.caller.start("echo", session_id=session)
         await keeping.worker.result((await keeping.worker.next_invoke()).call)
         await keeping.caller.outcome(call)
     behind = await keeping.keep(session_id="u", cleanup=None)
-    await again(process)
-    other, caller = await attach(process, tool("echo", holds=SESSION)), await process.caller()
+    await again(sidecar_process)
+    other, caller = await attach(sidecar_process, tool("echo", holds=SESSION)), await sidecar_process.caller()
     assert (await caller.call("echo", session_id="s")).failure.kind == UNAVAILABLE
-    worker = await keeping.back(process, behind)
+    worker = await keeping.back(sidecar_process, behind)
     call = await caller.start("echo", session_id="s")
     await worker.result((await worker.next_invoke()).call)
     await caller.outcome(call)
-    await again(process)
-    other, caller = await attach(process, tool("echo", holds=SESSION)), await process.caller()
-    await process.says(LOST)
+    await again(sidecar_process)
+    other, caller = await attach(sidecar_process, tool("echo", holds=SESSION)), await sidecar_process.caller()
+    await sidecar_process.says(LOST)
     outcome = await caller.call("echo", session_id="t")
     assert outcome.failure.kind == SESSION_LOST
     call = await caller.start("echo", session_id="t")
@@ -282,9 +275,9 @@ def worker_of(file: Path) -> str:
     return "[limits.calls]\nworker_wait = 20\n" + hosted("main", "keep clean pid", "--cleaned", str(file))
 
 
-async def kept(process: SidecarProcess) -> int:
+async def kept(sidecar_process: SidecarProcess) -> int:
     """The process of a worker that keeps one cleanup that names a call, and one that names none."""
-    caller = await process.caller()
+    caller = await sidecar_process.caller()
     for arguments in ({"name": "unnamed"}, {"name": "named", "call": True}):
         outcome = await caller.call("keep", {"scope": "session", "seconds": 0, **arguments}, session_id="s")
         assert outcome.HasField("result"), outcome
@@ -295,20 +288,20 @@ async def test_supervised_workers_clean_up_as_the_sidecar_is_killed(
     start_process: StartProcess, tmp_path: Path
 ) -> None:
     file = tmp_path / "cleaned"
-    process = await start_process(worker_of(file))
-    await kept(process)
-    tree = psutil.Process(process.pid).children(recursive=True)
-    await process.kill()
+    sidecar_process = await start_process(worker_of(file))
+    await kept(sidecar_process)
+    tree = psutil.Process(sidecar_process.pid).children(recursive=True)
+    await sidecar_process.kill()
     _, alive = await asyncio.to_thread(psutil.wait_procs, tree, LONGEST_SECONDS)
     assert not alive
     assert lines(file) == ["unnamed BY_ITSELF"]
-    await process.start()
+    await sidecar_process.start()
     # Decided at once, though an instance that was started elsewhere could come back for a minute.
     await cleaned(file, "unnamed BY_ITSELF", "named WORKER_LOST")
-    await process.says(LOST)
-    await again(process)
-    assert (await (await process.caller()).call("pid")).HasField("result")
-    assert not any(LOST in line for line in process.said)
+    await sidecar_process.says(LOST)
+    await again(sidecar_process)
+    assert (await (await sidecar_process.caller()).call("pid")).HasField("result")
+    assert not any(LOST in line for line in sidecar_process.said)
     assert len(lines(file)) == 2
 
 
@@ -317,11 +310,11 @@ async def test_what_a_killed_worker_kept_is_reported_or_stood_in_for(
     start_process: StartProcess, tmp_path: Path, whom: str
 ) -> None:
     file = tmp_path / "cleaned"
-    process = await start_process(worker_of(file))
-    pid = await kept(process)
-    (guardian,) = psutil.Process(process.pid).children()
+    sidecar_process = await start_process(worker_of(file))
+    pid = await kept(sidecar_process)
+    (guardian,) = psutil.Process(sidecar_process.pid).children()
     os.kill(pid if whom == "worker" else guardian.pid, signal.SIGKILL)
     await cleaned(file, "named WORKER_LOST")
-    await process.says(LOST)
-    assert int((await (await process.caller()).call("pid")).result.json) != pid
+    await sidecar_process.says(LOST)
+    assert int((await (await sidecar_process.caller()).call("pid")).result.json) != pid
     assert lines(file) == ["named WORKER_LOST"]

@@ -1,7 +1,6 @@
 """A sidecar that is killed around a pause: a ticket that was told is good after it, and none runs its tool twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,8 @@ ANN = Identity(tenant="acme", principal="ann")
 STEPS = 8
 
 
-@pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
-    started = SidecarProcess(tmp_path)
-    await started.start()
-    yield started
-    await started.aclose()
-
-
-async def test_guarantee_16_tickets_are_there_after_a_kill(process: SidecarProcess) -> None:
-    worker, caller = await attach(process, concurrency=64), await process.caller()
+async def test_guarantee_16_tickets_are_there_after_a_kill(sidecar_process: SidecarProcess) -> None:
+    worker, caller = await attach(sidecar_process, concurrency=64), await sidecar_process.caller()
     kept = [
         (
             await paused(worker, caller, arguments={"n": number}, state=b"%d" % number, identity=ANN, session_id="s")
@@ -38,9 +29,9 @@ async def test_guarantee_16_tickets_are_there_after_a_kill(process: SidecarProce
         for number in range(20)
     ]
     keyed = (await paused(worker, caller, idempotency_key="k")).ticket
-    await process.kill()
-    await process.start()
-    worker, caller = await attach(process, concurrency=64), await process.caller()
+    await sidecar_process.kill()
+    await sidecar_process.start()
+    worker, caller = await attach(sidecar_process, concurrency=64), await sidecar_process.caller()
     assert (await caller.call(idempotency_key="k")).paused.ticket == keyed
     for number, ticket in enumerate(kept):
         call = await resume(caller, ticket, number, identity=ANN)
@@ -54,34 +45,36 @@ async def test_guarantee_16_tickets_are_there_after_a_kill(process: SidecarProce
 
 
 async def test_guarantee_16_tickets_of_the_next_pause_are_there_and_those_before_it_are_not(
-    process: SidecarProcess,
+    sidecar_process: SidecarProcess,
 ) -> None:
-    worker, caller = await attach(process), await process.caller()
+    worker, caller = await attach(sidecar_process), await sidecar_process.caller()
     first = (await paused(worker, caller)).ticket
     call = await resume(caller, first)
     await worker.send(pause((await worker.next_invoke()).call, state=b"2"))
     second = (await caller.outcome(call)).paused.ticket
-    await process.kill()
-    await process.start()
-    worker, caller = await attach(process), await process.caller()
+    await sidecar_process.kill()
+    await sidecar_process.start()
+    worker, caller = await attach(sidecar_process), await sidecar_process.caller()
     assert (await caller.outcome(await resume(caller, first))).failure.kind == TICKET_INVALID
     await resume(caller, second)
     assert told(await worker.next_invoke()) == Resume(state=b"2")
 
 
 @pytest.mark.parametrize("step", range(STEPS))
-async def test_guarantee_09_a_kill_around_a_resume_runs_no_tool_twice(process: SidecarProcess, step: int) -> None:
+async def test_guarantee_09_a_kill_around_a_resume_runs_no_tool_twice(
+    sidecar_process: SidecarProcess, step: int
+) -> None:
     """At whatever moment the sidecar is killed, the ticket is good for one run in all."""
-    worker, caller = await attach(process), await process.caller()
+    worker, caller = await attach(sidecar_process), await sidecar_process.caller()
     ticket = (await paused(worker, caller, state=b"s")).ticket
     await resume(caller, ticket, "first")
     # From before anything was done to after the invoke: a claim takes some milliseconds.
     await asyncio.sleep(step * 0.002)
-    await process.kill()
+    await sidecar_process.kill()
     await worker.end()
     ran = resumed(worker)
-    await process.start()
-    worker, caller = await attach(process), await process.caller()
+    await sidecar_process.start()
+    worker, caller = await attach(sidecar_process), await sidecar_process.caller()
     call = await resume(caller, ticket, "second")
     outcome, run = await either(worker, caller, call)
     if run is not None:
@@ -113,36 +106,36 @@ async def either(worker: WorkerPeer, caller: CallerPeer, call: int) -> tuple[Out
     )
 
 
-async def test_a_kill_while_a_pause_is_recorded_leaves_it_whole_or_not_there(process: SidecarProcess) -> None:
+async def test_a_kill_while_a_pause_is_recorded_leaves_it_whole_or_not_there(sidecar_process: SidecarProcess) -> None:
     for delay in (0.0, 0.001, 0.003, 0.01):
-        worker, caller = await attach(process), await process.caller()
+        worker, caller = await attach(sidecar_process), await sidecar_process.caller()
         call = await caller.start("echo")
         await worker.send(pause((await worker.next_invoke()).call))
         await asyncio.sleep(delay)
-        await process.kill()
+        await sidecar_process.kill()
         await caller.end()
         outcomes = caller.outcomes(call)
-        await process.start()
-        worker, caller = await attach(process), await process.caller()
+        await sidecar_process.start()
+        worker, caller = await attach(sidecar_process), await sidecar_process.caller()
         for outcome in outcomes:
             # What was told is true.
             await resume(caller, outcome.paused.ticket)
             assert told(await worker.next_invoke()) is not None
-        await process.kill()
-        await process.start()
+        await sidecar_process.kill()
+        await sidecar_process.start()
 
 
-async def test_a_claimed_ticket_is_used_up_by_a_kill(process: SidecarProcess) -> None:
-    worker, caller = await attach(process), await process.caller()
+async def test_a_claimed_ticket_is_used_up_by_a_kill(sidecar_process: SidecarProcess) -> None:
+    worker, caller = await attach(sidecar_process), await sidecar_process.caller()
     ticket = (await paused(worker, caller)).ticket
     keyed = (await paused(worker, caller)).ticket
     await resume(caller, ticket)
     await worker.next_invoke()
     await resume(caller, keyed, idempotency_key="k")
     await worker.next_invoke()
-    await process.kill()
-    await process.start()
-    worker, caller = await attach(process, tool("echo")), await process.caller()
+    await sidecar_process.kill()
+    await sidecar_process.start()
+    worker, caller = await attach(sidecar_process, tool("echo")), await sidecar_process.caller()
     assert (await caller.outcome(await resume(caller, ticket))).failure.kind == TICKET_INVALID
     unknown = (await caller.outcome(await resume(caller, keyed, idempotency_key="k"))).failure
     assert unknown.kind == FailureKind.FAILURE_KIND_OUTCOME_UNKNOWN
@@ -151,10 +144,10 @@ async def test_a_claimed_ticket_is_used_up_by_a_kill(process: SidecarProcess) ->
 
 @pytest.mark.skipif(bool(lacking()), reason="there is no way to a disk of its own here")
 async def test_a_full_disk_fails_the_pause_and_leaves_those_before_it(tmp_path: Path) -> None:
-    process = SidecarProcess(tmp_path, within=with_disk(tmp_path / "state", "8m"))
-    await process.start()
+    sidecar_process = SidecarProcess(tmp_path, within=with_disk(tmp_path / "state", "8m"))
+    await sidecar_process.start()
     try:
-        worker, caller = await attach(process), await process.caller()
+        worker, caller = await attach(sidecar_process), await sidecar_process.caller()
         tickets: list[str] = []
         failure = None
         while failure is None:
@@ -176,11 +169,11 @@ async def test_a_full_disk_fails_the_pause_and_leaves_those_before_it(tmp_path: 
             assert refused is not None
             assert refused.failure.kind == FailureKind.FAILURE_KIND_UNAVAILABLE
     finally:
-        await process.aclose()
+        await sidecar_process.aclose()
 
 
-async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: SidecarProcess) -> None:
-    worker, caller = await process.worker(), await process.caller()
+async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(sidecar_process: SidecarProcess) -> None:
+    worker, caller = await sidecar_process.worker(), await sidecar_process.caller()
     welcome = await worker.hello(tool("echo"))
     secret, ids, tickets = welcome.reattach_secret, dict[str, str](), dict[str, str]()
     for what in ("paused", "running", "used"):
@@ -193,9 +186,9 @@ async def test_what_a_paused_call_keeps_for_its_end_outlasts_a_kill(process: Sid
             tickets[what] = (await caller.outcome(call)).paused.ticket
     await resume(caller, tickets["used"])
     await worker.next_invoke()
-    await process.kill()
-    await process.start()
-    worker, caller = await process.worker(), await process.caller()
+    await sidecar_process.kill()
+    await sidecar_process.start()
+    worker, caller = await sidecar_process.worker(), await sidecar_process.caller()
     reattach = Reattach(instance_id=welcome.instance_id, secret=secret, registrations=ids.values())
     again = await worker.hello(tool("echo"), reattach=reattach)
     assert again.instance_id == welcome.instance_id

@@ -8,26 +8,22 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
-import uuid
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import psutil
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from tests.integration.conftest import Run
 from tests.support import Host, SocketHost, StartHost, attach, tool
+from tests.support.demos import DemoRun, short_place
 from tests.support.programs import CALLERS, GO_WORKER, IDLE, PYTHON_WORKER, ROOT, TOOLCHAINS
 
 DEMO = ROOT / "clients" / "python" / "examples" / "polyglot" / "run.py"
-MARK = "PILLION_DEMO_TEST"
 SETS = {"profiler": frozenset(("profile_csv",)), "finder": frozenset(("find_duplicates",))}
 
 # The time is that of the tests alone: building the examples takes minutes the first time.
@@ -251,67 +247,23 @@ async def test_keepalive_pings_of_an_idle_client_in_go_are_welcome(
 # --- the demo
 
 
-class Demo:
-    """One run of the demo, whose processes bear a mark and whose directory is made in `place`."""
-
-    def __init__(self, place: Path, program: Path = DEMO) -> None:
-        self.place = place
-        self.mark = uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            [sys.executable, "-X", "dev", program],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {MARK: self.mark, "TMPDIR": str(place)},
-        )
-
-    def until(self, start: str) -> None:
-        """Reads on to a line that starts so."""
-        assert self.process.stdout is not None
-        assert any(line.strip().startswith(start) for line in self.process.stdout), f"{start} never came"
-
-    def finish(self) -> tuple[int, list[str], str]:
-        """Its exit code, the lines of standard output that were not read yet, and standard error."""
-        output, errors = self.process.communicate(timeout=120)
-        return self.process.returncode, output.splitlines(), errors
-
-    def left(self) -> list[str]:
-        """The processes and files of the run that are still there."""
-        return [*map(str, self._processes()), *map(str, self.place.iterdir())]
-
-    def _processes(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark:
-                    yield process
-            except psutil.Error:  # Gone, a zombie of somebody else's, or not ours to read.
-                continue
-
-    def kill(self) -> None:
-        """Ends whatever a failed test has left."""
-        for process in self._processes():
-            process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short path: the name of a unix socket has no more than 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="pd-") as directory:
-        yield Path(directory)
+    with short_place() as directory:
+        yield directory
 
 
 @pytest.fixture
-def demo(place: Path) -> Iterator[Demo]:
-    started = Demo(place)
+def demo(place: Path) -> Iterator[DemoRun]:
+    started = DemoRun(place, DEMO)
     with started.process:
         yield started
         started.kill()
 
 
-def test_the_demo_shows_the_reports_of_each_call_and_ends_in_a_table(demo: Demo) -> None:
-    code, output, errors = demo.finish()
-    assert (code, errors) == (0, "")
+def test_the_demo_shows_the_reports_of_each_call_and_ends_in_a_table(demo: DemoRun) -> None:
+    output, errors = demo.finish(within=120)
+    assert (demo.process.returncode, errors) == (0, "")
     *shown, blank, header, python, go, rust, typescript, verdict = output
     assert shown[:3] == ["Starting the sidecar.", "Starting the Python worker.", "Starting the Go worker."]
     calls: dict[str, list[str]] = {}
@@ -337,11 +289,11 @@ def test_the_demo_shows_the_reports_of_each_call_and_ends_in_a_table(demo: Demo)
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", ["Starting the sidecar.", "Starting the Go worker.", "read 28,298 rows"])
-def test_the_demo_leaves_nothing_when_it_is_interrupted(demo: Demo, ending: signal.Signals, after: str) -> None:
+def test_the_demo_leaves_nothing_when_it_is_interrupted(demo: DemoRun, ending: signal.Signals, after: str) -> None:
     demo.until(after)
     demo.process.send_signal(ending)
-    code, _, errors = demo.finish()
-    assert (code, errors) == (1, "Interrupted: all that was started has been ended.\n")
+    _, errors = demo.finish(within=120)
+    assert (demo.process.returncode, errors) == (1, "Interrupted: all that was started has been ended.\n")
     assert demo.left() == []
 
 
@@ -349,10 +301,10 @@ def test_the_demo_says_what_to_do_when_the_examples_are_not_built(place: Path, t
     program = tmp_path / DEMO.relative_to(ROOT)
     program.parent.mkdir(parents=True)
     shutil.copy(DEMO, program)
-    demo = Demo(place, program)
+    demo = DemoRun(place, program)
     with demo.process:
-        code, output, errors = demo.finish()
-    assert (code, output) == (1, [])
+        output, errors = demo.finish(within=120)
+    assert (demo.process.returncode, output) == (1, [])
     assert errors.endswith("is missing: run `make demo-polyglot`, which makes it.\n")
 
 

@@ -1,8 +1,6 @@
 """Detached calls, as callers with the SDK have them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,14 +42,6 @@ async def steps(start_worker: StartWorker, socket_host: SocketHost) -> Steps:
     made = Steps()
     await start_worker(pillion.tool(name="echo")(made.run), target=socket_host.workers_at)
     return made
-
-
-@pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
-    made = SidecarProcess(tmp_path)
-    await made.start()
-    yield made
-    await made.aclose()
 
 
 async def reports(call: pillion.Call, number: int) -> list[Any]:
@@ -198,24 +188,24 @@ async def test_a_stream_that_does_not_come_back_is_told_and_the_ticket_is_good(
 
 
 async def test_a_call_is_followed_again_by_itself_when_the_sidecar_is_killed(
-    process: SidecarProcess, start_worker: StartWorker
+    sidecar_process: SidecarProcess, start_worker: StartWorker
 ) -> None:
     made = Steps()
     await start_worker(
         pillion.tool(name="read", effects=pillion.READ)(made.run),
         pillion.tool(name="echo")(made.run),
-        target=process.workers_at,
+        target=sidecar_process.workers_at,
     )
     async with (
-        pillion.connect(process.callers_at) as caller,
+        pillion.connect(sidecar_process.callers_at) as caller,
         caller.start("read", detachable=True) as safe,
         caller.start("echo", detachable=True) as unsafe,
     ):
         await made.began.get()
         await made.began.get()
         await asyncio.gather(safe.detach(), unsafe.detach())
-        await process.kill()
-        await process.start()
+        await sidecar_process.kill()
+        await sidecar_process.start()
         with pytest.raises(errors.WorkerLost) as lost:
             await safe.result()
         assert (lost.value.retryable, lost.value.side_effects) == (True, pillion.SideEffects.NONE)

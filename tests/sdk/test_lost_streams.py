@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,27 +36,19 @@ class Gate:
         ]
 
 
-@pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[SidecarProcess]:
-    made = SidecarProcess(tmp_path)
-    await made.start()
-    yield made
-    await made.aclose()
-
-
 async def test_calls_of_a_lost_stream_fail_and_say_whether_they_may_be_made_again(
-    process: SidecarProcess, start_worker: StartWorker
+    sidecar_process: SidecarProcess, start_worker: StartWorker
 ) -> None:
     gate = Gate()
-    worker = await start_worker(*gate.tools(), target=process.workers_at)
-    async with pillion.connect(process.callers_at) as caller:
+    worker = await start_worker(*gate.tools(), target=sidecar_process.workers_at)
+    async with pillion.connect(sidecar_process.callers_at) as caller:
         await caller.tools()
         unsafe = asyncio.ensure_future(caller.call("echo"))
         harmless = asyncio.ensure_future(caller.call("read"))
         await gate.began.get()
         await gate.began.get()
         instance = worker.instance_id
-        await process.kill()
+        await sidecar_process.kill()
         with pytest.raises(errors.StreamLost) as lost:
             await unsafe
         assert (lost.value.retryable, lost.value.side_effects) == (False, pillion.SideEffects.POSSIBLE)
@@ -67,7 +58,7 @@ async def test_calls_of_a_lost_stream_fail_and_say_whether_they_may_be_made_agai
         assert [await gate.ended.get(), await gate.ended.get()] == ["DISCONNECT", "DISCONNECT"]
         gate.open.set()
         waiting = asyncio.ensure_future(caller.call("echo", timeout=20))
-        await process.start()
+        await sidecar_process.start()
         assert await waiting == "waited"
         assert caller.connected
         assert caller.reconnects == 1
@@ -76,26 +67,26 @@ async def test_calls_of_a_lost_stream_fail_and_say_whether_they_may_be_made_agai
 
 
 async def test_a_call_with_a_key_is_sent_again_if_its_caller_says_so(
-    process: SidecarProcess, start_worker: StartWorker
+    sidecar_process: SidecarProcess, start_worker: StartWorker
 ) -> None:
     gate = Gate()
-    await start_worker(*gate.tools(), target=process.workers_at)
-    async with pillion.connect(process.callers_at) as caller:
+    await start_worker(*gate.tools(), target=sidecar_process.workers_at)
+    async with pillion.connect(sidecar_process.callers_at) as caller:
         again = asyncio.ensure_future(caller.call("read", idempotency_key="k1", resend=True))
         once = asyncio.ensure_future(caller.call("read", idempotency_key="k2"))
         await gate.began.get()
         await gate.began.get()
-        await process.kill()
+        await sidecar_process.kill()
         with pytest.raises(errors.StreamLost):
             await once
         gate.open.set()
-        await process.start()
+        await sidecar_process.start()
         assert await again == "waited"
 
 
-async def test_calls_wait_no_longer_than_the_patience(process: SidecarProcess) -> None:
-    async with pillion.connect(process.callers_at, patience=0.3) as caller:
-        await process.kill()
+async def test_calls_wait_no_longer_than_the_patience(sidecar_process: SidecarProcess) -> None:
+    async with pillion.connect(sidecar_process.callers_at, patience=0.3) as caller:
+        await sidecar_process.kill()
         with suppress(errors.StreamLost, errors.Unreachable):  # It may be sent before the loss is seen.
             await caller.call("echo")
         with pytest.raises(errors.Unreachable) as away:
@@ -109,31 +100,31 @@ async def test_calls_wait_no_longer_than_the_patience(process: SidecarProcess) -
 async def test_a_caller_may_come_before_the_sidecar(tmp_path: Path, start_worker: StartWorker) -> None:
     gate = Gate()
     gate.open.set()
-    process = SidecarProcess(tmp_path)
+    sidecar_process = SidecarProcess(tmp_path)
 
     async def call() -> Any:
-        async with pillion.connect(process.callers_at, connect_timeout=20) as caller:
+        async with pillion.connect(sidecar_process.callers_at, connect_timeout=20) as caller:
             return await caller.call("echo")
 
     task = asyncio.ensure_future(call())
-    starting = asyncio.ensure_future(start_worker(*gate.tools(), target=process.workers_at))
-    await process.start()
+    starting = asyncio.ensure_future(start_worker(*gate.tools(), target=sidecar_process.workers_at))
+    await sidecar_process.start()
     try:
         await starting
         assert await task == "waited"
     finally:
-        await process.aclose()
+        await sidecar_process.aclose()
 
 
 async def test_a_worker_comes_back_as_the_instance_it_was(
-    process: SidecarProcess, start_worker: StartWorker, tmp_path: Path, request: pytest.FixtureRequest
+    sidecar_process: SidecarProcess, start_worker: StartWorker, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Through a proxy that cuts the connection, since the sidecar itself goes on."""
     gate = Gate()
     cut: set[asyncio.StreamWriter] = set()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_unix_connection(process.workers_at.removeprefix("unix:"))
+        far_reader, far_writer = await asyncio.open_unix_connection(sidecar_process.workers_at.removeprefix("unix:"))
         cut.update((writer, far_writer))
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -152,7 +143,7 @@ async def test_a_worker_comes_back_as_the_instance_it_was(
     request.addfinalizer(server.close)
     worker = await start_worker(*gate.tools(), target=f"unix:{path}")
     instance = worker.instance_id
-    async with pillion.connect(process.callers_at) as caller:
+    async with pillion.connect(sidecar_process.callers_at) as caller:
         running = asyncio.ensure_future(caller.call("echo"))
         context = await gate.began.get()
         for writer in cut:

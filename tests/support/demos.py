@@ -28,22 +28,20 @@ def kept_beside(place: Path) -> Path:
     return place.with_name(f"{place.name}-kept")
 
 
-class Demo:
-    """One run of the demo, whose processes bear a mark and whose directory is made in `place`.
+class DemoRun:
+    """One run of a demo, whose processes bear a mark and whose directory is made in `place`.
 
     A variable that is `None` is not set.
     """
 
-    def __init__(self, place: Path, program: Path, **environment: str | None) -> None:
+    def __init__(self, place: Path, *command: str | Path, **environment: str | None) -> None:
         self.place = place
-        self.kept = kept_beside(place)
-        """Where the chart is saved."""
         self.mark = uuid.uuid4().hex
         # Without what make exports for this repository: the program finds its own.
         ours = {"PYTHONPATH": None, "TMPDIR": str(place), "PYTHONDEVMODE": "1", _MARK: self.mark}
         variables: dict[str, str | None] = {**os.environ, **ours, **environment}
         self.process = subprocess.Popen(
-            [sys.executable, program, self.kept],
+            [sys.executable, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -51,9 +49,14 @@ class Demo:
             env={name: value for name, value in variables.items() if value is not None},
         )
 
-    def finish(self) -> tuple[list[str], str]:
+    def until(self, start: str) -> None:
+        """Reads on to a line that starts so."""
+        assert self.process.stdout is not None
+        assert any(line.strip().startswith(start) for line in self.process.stdout), f"{start} never came"
+
+    def finish(self, within: float = 50) -> tuple[list[str], str]:
         """The lines of its standard output that were not read yet, and its standard error."""
-        output, errors = self.process.communicate(timeout=50)
+        output, errors = self.process.communicate(timeout=within)
         return output.splitlines(), errors
 
     def left(self) -> list[str]:
@@ -73,3 +76,12 @@ class Demo:
         for process in self._processes():
             process.kill()
         self.process.wait()
+
+
+class Demo(DemoRun):
+    """One run of a demo that saves a chart."""
+
+    def __init__(self, place: Path, program: Path, **environment: str | None) -> None:
+        self.kept = kept_beside(place)
+        """Where the chart is saved."""
+        super().__init__(place, program, self.kept, **environment)

@@ -1,8 +1,6 @@
 """Detached calls in SQLite: whose they are, how long they last, how many there are, and what a crash leaves of them."""
 
 import sqlite3
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -39,12 +37,6 @@ def anyio_backend() -> str:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with Database(tmp_path / "pillion.db") as database:
-        yield database
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Paused calls in SQLite: each is claimed once, and found by nobody without its ticket."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -31,12 +29,6 @@ def paused(
 def transport() -> str:
     """In real time: the disk has no other."""
     return "unix"
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with Database(tmp_path / "pillion.db") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import itertools
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -51,12 +50,6 @@ KEY = KEYS[0]
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with Database(tmp_path / "pillion.db") as database:
-        yield database
 
 
 def instance(worker: str, instance_id: str) -> KeptInstance:
