@@ -88,10 +88,10 @@ class Pauses:
     async def keep(self, call: "Call", frame: Frame, *, for_consent: bool = False) -> Frame:
         """Keeps a caller's call; answers its outcome, with the ticket, or why it could not be kept."""
         pause = self._pause_of(call, frame, for_consent=for_consent)
-        scope, tool, resumption = call.scope, call.tool, call.resumption
-        if pause is None or scope is None or tool is None:
+        scope, tool, resumption, invocation = call.scope, call.tool, call.resumption, call.invocation
+        if pause is None or scope is None or tool is None or invocation is None:
             return frame
-        start = start_of(call)
+        start = start_of(call, invocation.invoke)
         effects = effects_of_attempt(tool) if call.attempts else NONE
         size = len(pause.to_bytes())
         if size > self._pipeline.max_frame_bytes:

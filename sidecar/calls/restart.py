@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import ToolContext
+from sidecar._gen.pillion.v1.worker_pb2 import Invoke
 from sidecar.calls.context import set_seconds
 from sidecar.calls.paused import PausedCall
 
@@ -26,10 +27,8 @@ def facts_of(context: ToolContext) -> Start:
     return start
 
 
-def start_of(call: "Call") -> Start:
-    """What a call may be run by again: what its caller said of it."""
-    assert call.invocation is not None  # noqa: S101  # it is there until the call has its outcome
-    invoke = call.invocation.invoke
+def start_of(call: "Call", invoke: Invoke) -> Start:
+    """What a call that has this invocation may be run by again: what its caller said of it."""
     start = facts_of(invoke.context)
     start.tool, start.arguments, start.tool_call_id = call.tool_name, invoke.arguments, call.tool_call_id
     for name in ("timeout", "idle_timeout", "human_timeout"):
