@@ -239,8 +239,8 @@ class Catalogue(Keepers, Protocol):
 
     snapshot: Snapshot
     """The current ones. To be read, not set."""
-    teardowns: "Teardowns | None"
-    """Who is told of instances that keep cleanups. Set by the pipeline."""
+    teardowns: "Teardowns"
+    """Who is told of instances that keep cleanups. Set by the pipeline, before any instance is there."""
 
     def expected(self, name: str) -> WorkerSet | None:
         """The worker set that is configured to bring a tool of this name, which is not there yet."""

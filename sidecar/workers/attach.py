@@ -273,8 +273,7 @@ class AttachSession:
 
     def _unwanted(self, instance: Instance, listed: Sequence[str], *, again: bool) -> Sequence[str]:
         """Which of the registrations that a worker brings back are not wanted any more."""
-        teardowns = self._catalogue.teardowns
-        return teardowns.returned(instance.id, listed) if again and teardowns is not None else listed
+        return self._catalogue.teardowns.returned(instance.id, listed) if again else listed
 
     def _welcome(self, instance: Instance, turned_away: Iterable[RefusedTool]) -> Frame:
         frame = Frame()

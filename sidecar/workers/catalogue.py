@@ -19,12 +19,13 @@ from sidecar.workers.worker_set import WorkerSet
 class Catalogue:
     """The worker sets and the snapshot of their tools, swapped whole whenever it differs."""
 
+    teardowns: Teardowns
+    """Who is told of instances that keep cleanups. Set by the pipeline, before any instance is there."""
+
     def __init__(
         self, grants: Iterable[Grant], limits: WorkerLimits, call_limits: CallLimits, counters: Counters
     ) -> None:
         self.snapshot = Snapshot(0, {})
-        self.teardowns: Teardowns | None = None
-        """Who is told of instances that keep cleanups."""
         self._new_set = partial(
             WorkerSet,
             limits=limits,

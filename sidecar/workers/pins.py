@@ -14,7 +14,7 @@ from sidecar.workers.instance import Instance, InstanceState
 class Pins:
     """The pins of one worker set, as the live scopes have them: a scope that ends or grows cold drops its own."""
 
-    def __init__(self, worker: str, teardowns: Callable[[], Teardowns | None]) -> None:
+    def __init__(self, worker: str, teardowns: Callable[[], Teardowns]) -> None:
         self._worker = worker
         self._teardowns = teardowns
         self._pinning: dict[ScopeKey, Call] = {}
@@ -25,8 +25,8 @@ class Pins:
 
         :raises Refusal: as INVALID_ARGUMENTS if the call does not name what the tool holds something for.
         """
-        key, teardowns = self._key(call, tool), self._teardowns()
-        return teardowns.registry.pinned(key, self._worker) if teardowns is not None and key is not None else None
+        key = self._key(call, tool)
+        return self._teardowns().registry.pinned(key, self._worker) if key is not None else None
 
     def instance_for(
         self, call: Call, tool: Tool, instances: Mapping[str, Instance], away: Container[str]
@@ -54,15 +54,11 @@ class Pins:
 
     def pin(self, call: Call, tool: Tool, instance: Instance) -> None:
         """A call was given to an instance: what its tool holds is there from now on."""
-        teardowns = self._teardowns()
-        if teardowns is None or call.assignment is None:
-            return
-        key = self._key(call, tool)
-        if key is None:
+        if call.assignment is None or (key := self._key(call, tool)) is None:
             return
         self._pinning[key] = call
         call.at_end(partial(self._settle, key, call))
-        teardowns.registry.pin(key, self._worker, instance.id)
+        self._teardowns().registry.pin(key, self._worker, instance.id)
 
     def take_back(self, call: Call) -> None:
         """A call is not run where it was to be: if its scope was pinned by it, nothing is held there."""
@@ -82,6 +78,5 @@ class Pins:
         return key if key in call.lasting_scopes() else None
 
     def _drop(self, key: ScopeKey | None) -> None:
-        teardowns = self._teardowns()
-        if teardowns is not None and key is not None:
-            teardowns.registry.unpin(key, self._worker)
+        if key is not None:
+            self._teardowns().registry.unpin(key, self._worker)

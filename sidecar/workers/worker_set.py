@@ -48,7 +48,7 @@ class WorkerSet:
         call_limits: CallLimits,
         counters: Counters,
         on_change: Callable[[], None],
-        teardowns: Callable[[], Teardowns | None],
+        teardowns: Callable[[], Teardowns],
     ) -> None:
         """`teardowns` answers who knows what instances keep."""
         self.name = grant.name
@@ -164,8 +164,7 @@ class WorkerSet:
 
         :raises Refusal: if that one cannot take it just now.
         """
-        teardowns = self._teardowns()
-        kept = teardowns.registry.kept_for(call.kept_for) if teardowns is not None and call.kept_for is not None else ()
+        kept = self._teardowns().registry.kept_for(call.kept_for) if call.kept_for is not None else ()
         for instance_id in {registration.instance_id for registration in kept}:
             instance = self.instances.get(instance_id)
             if instance is None and instance_id in self.away:
@@ -326,11 +325,10 @@ class WorkerSet:
         if instance.state not in (InstanceState.DRAINING, InstanceState.LEAVING) or instance.running:
             return
         teardowns = self._teardowns()
-        if teardowns is not None:
-            may_wait = instance.state is InstanceState.DRAINING and not instance.told_to_leave
-            if may_wait and teardowns.outlasts(instance.id):
-                return
-            teardowns.evict(instance.id)
+        may_wait = instance.state is InstanceState.DRAINING and not instance.told_to_leave
+        if may_wait and teardowns.outlasts(instance.id):
+            return
+        teardowns.evict(instance.id)
         if self.keeps(instance):
             # It comes here again when that is over.
             return
@@ -346,12 +344,11 @@ class WorkerSet:
     def is_needed(self, instance: Instance) -> bool:
         """Whether an instance keeps cleanups, or holds what scopes are pinned to it for."""
         teardowns = self._teardowns()
-        return teardowns is not None and (teardowns.keeps(instance.id) or teardowns.holds(instance.id))
+        return teardowns.keeps(instance.id) or teardowns.holds(instance.id)
 
     def keeps(self, instance: Instance) -> bool:
         """Whether an instance keeps cleanups, or is to run any."""
-        teardowns = self._teardowns()
-        return teardowns is not None and teardowns.keeps(instance.id)
+        return self._teardowns().keeps(instance.id)
 
     def relieved(self, instance_id: str) -> None:
         """An instance keeps less than it did."""
@@ -500,9 +497,7 @@ class WorkerSet:
 
     def _evict(self, instance: Instance) -> None:
         """What a draining instance still keeps fires now. It is told to leave, if it was not, and then given up."""
-        teardowns = self._teardowns()
-        if teardowns is not None:
-            teardowns.evict(instance.id)
+        self._teardowns().evict(instance.id)
         limits = self._call_limits
         grace = limits.cancel_grace
         if self.keeps(instance):
@@ -527,9 +522,7 @@ class WorkerSet:
 
     def _give_up_on(self, instance_id: str) -> None:
         """A lost instance does not come back."""
-        teardowns = self._teardowns()
-        if teardowns is not None:
-            teardowns.lost(instance_id)
+        self._teardowns().lost(instance_id)
 
 
 def _bring(instance: Instance, tools: Mapping[str, Tool]) -> None:
