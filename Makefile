@@ -22,6 +22,9 @@ empty :=
 space := $(empty) $(empty)
 RUST_PLUGINS_STAMP := .tools/$(subst @,-,$(subst $(space),-,$(RUST_PLUGINS))).stamp
 TS_MODULES_STAMP := clients/typescript/node_modules/.stamp
+# The program with its hot modules compiled, as the wheel has it: of its own, so that it never hides what is edited.
+COMPILED := .tools/compiled
+COMPILED_STAMP := $(COMPILED)/.stamp
 OIDC := tests/support/oidc
 OIDC_STAMP := $(OIDC)/node_modules/.stamp
 # Within clients/typescript: what is written by hand there.
@@ -139,9 +142,19 @@ check-typescript: $(TS_MODULES_STAMP)
 test: .venv/.stamp $(if $(shell command -v npm),$(OIDC_STAMP)) ## run the tests; ARGS="-k guarantee_07" passes arguments on
 	@$(PYTHON) -X dev -m pytest $(ARGS)
 
+.PHONY: test-compiled
+test-compiled: $(COMPILED_STAMP) ## run the tests of laws and guarantees against the program that make wheel builds
+	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/$(COMPILED):$$PYTHONPATH" $(PYTHON) -X dev -m pytest -o pythonpath="$(COMPILED) . clients/python" \
+		-k "law or guarantee" tests/wire tests/integration tests/faults $(ARGS)
+
+.PHONY: wheel
+wheel: $(COMPILED_STAMP) ## build the sidecar's wheel with its hot modules compiled, into dist/
+	@echo "wheel: $$(ls dist/*.whl)"
+
 .PHONY: bench
-bench: .venv/.stamp ## measure, and write bench/out.json
-	@$(PYTHON) -m bench $(ARGS)
+bench: $(COMPILED_STAMP) ## measure the program that make wheel builds, and write bench/out.json
+	@$(PYTHON) -m compileall -q clients/python/pillion
+	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/$(COMPILED):$$PYTHONPATH" $(PYTHON) -m bench $(ARGS)
 
 .PHONY: soak
 soak: .venv/.stamp ## serve for MINUTES=30 while workers are killed and settings change, and judge what was seen; or SESSIONS=100000 twice
@@ -170,13 +183,23 @@ lock: .tools/uv/.stamp-$(UV_VERSION) ## remake the hashed requirements; ARGS=--u
 
 .PHONY: clean
 clean: ## remove everything that make made and git does not hold
-	rm -rf .venv .venv-demo .tools demo-output $(OIDC)/node_modules clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
+	rm -rf .venv .venv-demo .tools dist demo-output $(OIDC)/node_modules clients/typescript/node_modules clients/typescript/dist clients/rust/target clients/rust/Cargo.lock bench/out.json
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find sidecar clients tests bench proto -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 .venv/.stamp: tests/requirements.txt
 	@echo "setup: the Python packages, into .venv (about a minute the first time)"
 	$(call venv,.venv,tests/requirements.txt,)
+	@touch $@
+
+$(COMPILED_STAMP): .venv/.stamp pyproject.toml deploy/compile_hook.py $(wildcard sidecar/*.py sidecar/*/*.py)
+	@$(call need,cc,a C compiler)
+	@echo "setup: the wheel of the sidecar, its hot modules compiled (half a minute)"
+	@rm -rf $(COMPILED) dist
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(PYTHON) -m hatchling build --target wheel --directory dist >/dev/null
+	@$(PYTHON) -m zipfile -e dist/*.whl $(COMPILED)
+	@$(PYTHON) -m compileall -q $(COMPILED)
+	@version=$$(PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED) $(PYTHON) -m sidecar version); echo "setup: $$version"; [[ $$version == *compiled* ]]
 	@touch $@
 
 .venv-demo/.stamp: deploy/requirements-demo.txt

@@ -182,13 +182,15 @@ class Sidecar:
 
             tasks.start_soon(give_up)
             with anyio.move_on_after(grace):
-                await pipeline.idle()
+                while pipeline.running:
+                    await pipeline.idle()
             tasks.cancel_scope.cancel()
         for call in tuple(pipeline.running):
             call.cancel(CancelReason.CANCEL_REASON_DRAIN)
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
-            await pipeline.idle()
+            while pipeline.running:
+                await pipeline.idle()
             # What has ended is told once it is recorded.
             await self._detached.settled()
         # A scope that is being ended has these in turn; a store that hangs has no more.

@@ -12,7 +12,8 @@ from sidecar.calls.call import Call
 from sidecar.calls.outcome import kind_name
 
 _PREFIX = "SIDE_EFFECTS_"
-_has = Outcome.HasField
+_kind_of = Outcome.WhichOneof
+_REMEMBERED = 1_024
 
 
 class CallAudit:
@@ -41,6 +42,8 @@ class CallAudit:
         self._results = results
         self._name = names
         self._redact = redact
+        self._known: dict[object, str] = {}
+        """What is told of a tool, its version and instance, and of whom it ran for."""
 
     @property
     def refuses(self) -> bool:
@@ -56,19 +59,9 @@ class CallAudit:
         redact = self._redact
         told = (
             f'"time_unix_nano":{now},"event":"call","execution":"{call.execution_id}",'
-            f'"tool_call":{quoted(redact(call.tool_call_id))},"tool":{quoted(redact(call.tool_name))},'
-            f'"caller":"{self._name("caller", call.caller.principal.name)}",'
-            f'"took_ms":{seconds * 1e3:.3f},"attempts":{call.attempts}'
+            f'"tool_call":{quoted(redact(call.tool_call_id))},"took_ms":{seconds * 1e3:.3f},"attempts":{call.attempts}'
+            f"{self._who(call)}"
         )
-        if call.tool is not None:
-            told += f',"worker":{quoted(call.tool.workers.name)},"generation":{call.generation}'
-        if call.instance_id is not None:
-            told += f',"instance":{quoted(call.instance_id)}'
-        if call.scope is not None:
-            tenant, subject = call.scope.owner
-            told += f',"subject":"{self._name("subject", subject)}"'
-            if tenant is not None:
-                told += f',"tenant":"{self._name("tenant", tenant)}"'
         if call.parent is not None:
             told += f',"parent":"{call.parent.execution_id}"'
         if call.joins:
@@ -83,12 +76,41 @@ class CallAudit:
             told += f',"arguments":{quoted(redact(call.arguments.decode(errors="replace")))}'
         return told + self._outcome(outcome)
 
+    def _who(self, call: Call) -> str:
+        """What ran, where, and for whom: alike in many calls, so it is remembered."""
+        tool, scope = call.tool, call.scope
+        if tool is None or scope is None:
+            # The name may be anything, and hold what is a secret by now.
+            return self._told_of(call)
+        key = (tool, call.generation, call.instance_id, call.caller.principal, scope.owner)
+        told = self._known.get(key)
+        if told is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            told = self._known[key] = self._told_of(call)
+        return told
+
+    def _told_of(self, call: Call) -> str:
+        caller = self._name("caller", call.caller.principal.name)
+        told = f',"tool":{quoted(self._redact(call.tool_name))},"caller":"{caller}"'
+        if call.tool is not None:
+            told += f',"worker":{quoted(call.tool.workers.name)},"generation":{call.generation}'
+        if call.instance_id is not None:
+            told += f',"instance":{quoted(call.instance_id)}'
+        if call.scope is not None:
+            tenant, subject = call.scope.owner
+            told += f',"subject":"{self._name("subject", subject)}"'
+            if tenant is not None:
+                told += f',"tenant":"{self._name("tenant", tenant)}"'
+        return told
+
     def _outcome(self, outcome: Outcome) -> str:
-        if _has(outcome, "failure"):
+        kind = _kind_of(outcome, "kind")
+        if kind == "failure":
             reason = outcome.failure
             effects = SideEffects.Name(reason.side_effects).removeprefix(_PREFIX)
             return f',"outcome":"{kind_name(reason.kind)}","side_effects":"{effects}"'
-        if _has(outcome, "paused"):
+        if kind == "paused":
             return f',"outcome":"PAUSED","ask":{quoted(self._redact(outcome.paused.ask.kind))}'
         told = ',"outcome":"RESULT"'
         result = outcome.result

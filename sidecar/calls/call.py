@@ -85,7 +85,7 @@ class Call(CallClock):
         CallClock.__init__(self, pipeline, tool_call_id, caller, sink, now, parent)
         self.outcome: Frame | None = None
         """The outcome frame, from when it is known until it is sent."""
-        self.settlement: asyncio.Future[Frame] | None = None
+        self.settlement: asyncio.Future[Frame | None] | None = None
         """Where there is one, the outcome is given to it first, and sent when `deliver` is called."""
         self.admitted = False
         self.joins = False
@@ -174,21 +174,25 @@ class Call(CallClock):
             self._until = min(self.deadline, now + self._pipeline.limits.worker_wait)
             self._pipeline.clocks.set(self, self._until, now)
 
-    async def route_and_settle(self) -> Frame | None:
-        """Routes the call and waits for its outcome, which is sent only by `deliver`; `None` if it was sent already."""
+    def route_and_settle(self) -> "asyncio.Future[Frame | None]":
+        """Routes the call; answers its outcome, which is sent only by `deliver`, or `None` if it was sent already."""
+        settlement = self._pipeline.loop.create_future()
         if self.done or self.tool is None:
-            return None
-        self.settlement = self._pipeline.loop.create_future()
-        self._route_again(self.tool)
-        return await self.settlement
+            settlement.set_result(None)
+        else:
+            self.settlement = settlement
+            self._route_again(self.tool)
+        return settlement
 
-    async def pause_and_settle(self, frame: Frame) -> Frame | None:
+    def pause_and_settle(self, frame: Frame) -> "asyncio.Future[Frame | None]":
         """Pauses before the tool is invoked, likewise."""
+        settlement = self._pipeline.loop.create_future()
         if self.done or self.tool is None:
-            return None
-        self.settlement = self._pipeline.loop.create_future()
-        self.pause(self.tool, frame, for_consent=True)
-        return await self.settlement
+            settlement.set_result(None)
+        else:
+            self.settlement = settlement
+            self.pause(self.tool, frame, for_consent=True)
+        return settlement
 
     def pause(self, tool: Tool, frame: Frame, *, for_consent: bool = False) -> None:
         """Waits for an answer from outside, as the outcome in this frame asks: that is its outcome once it is kept."""

@@ -8,15 +8,11 @@ from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import Identity, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
-from sidecar.calls import causes
-from sidecar.calls.call import Call
 from sidecar.calls.firing import Claimed, Firing
-from sidecar.calls.outcome import failed, kind_name
-from sidecar.calls.ports import Assignment
-from sidecar.calls.questions import Question
+from sidecar.calls.outcome import kind_name
+from sidecar.calls.stand_in import StandIn
 from sidecar.calls.stores import StoreUnavailable
-from sidecar.calls.tool import Tool
-from sidecar.scope import LASTING, CleanupCall, Principal, Registration, ScopeKey
+from sidecar.scope import LASTING, CleanupCall, Registration, ScopeKey
 
 if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
@@ -86,7 +82,7 @@ class CleanupCalls:
         until = loop.time() + self._patience
         while True:
             sink = _Outcome()
-            call = _Cleanup(self._pipeline, registration, cleanup.caller, sink, reason)
+            call = StandIn(self._pipeline, registration, cleanup.caller, sink, reason)
             self._pipeline.run(call, _start(registration.key, cleanup))
             outcome = (await sink.outcome).outcome
             if outcome.HasField("result"):
@@ -98,72 +94,6 @@ class CleanupCalls:
             if call.attempts or not may_come or loop.time() + _PAUSE > until:
                 return kind_name(failure.kind)
             await asyncio.sleep(_PAUSE)
-
-
-class _Cleanup(Call):
-    """A call that stands in for a cleanup. It is in no scope, so that the end of the scope does not end it."""
-
-    __slots__ = ("_reason",)
-
-    def __init__(
-        self,
-        pipeline: "Pipeline",
-        registration: Registration,
-        caller: Principal,
-        sink: "_Outcome",
-        reason: "TeardownReason.ValueType",
-    ) -> None:
-        Call.__init__(self, pipeline, _Nobody(caller), sink, registration.id, pipeline.loop.time())
-        self._reason = reason
-
-    def lasting_scopes(self) -> list[ScopeKey]:
-        """None, whatever it is told."""
-        return []
-
-    def pause(self, tool: Tool, frame: Frame, *, for_consent: bool = False) -> None:  # noqa: ARG002  # as any call's
-        """It fails: nobody would have its ticket."""
-        self.settle(failed(causes.not_resumed(tool, self.effects_so_far())))
-
-    def placed(self, assignment: Assignment, now: float) -> None:
-        """An instance has a slot for it: tells the tool why it is run."""
-        if self.invocation is not None:
-            context = self.invocation.invoke.context
-            context.cleanup_reason = self._reason
-            if not context.session_keys:
-                for key in super().lasting_scopes():
-                    context.session_keys.add(scope=key.kind, digest=key.digest(self._pipeline.teardowns.secret))
-        super().placed(assignment, now)
-
-
-class _Nobody:
-    """The caller's side of a call that the sidecar makes by itself."""
-
-    answerable: frozenset[str] | None = None
-    detaches = False
-    takes_consent = False
-    gone = True
-    congested = False
-    overfull = False
-
-    def __init__(self, principal: Principal) -> None:
-        self.principal = principal
-        self.in_flight = 0
-
-    def ask(self, question: Question) -> int:
-        """Is never asked: it answers no method."""
-        raise NotImplementedError
-
-    def forget(self, number: int, question: Question) -> None:
-        """Nor is there anything to forget."""
-
-    def leaves(self, call: Call) -> None:
-        """It is joined by nobody, having no key."""
-
-    def finished(self, call: Call) -> None:
-        """The outcome went to the sink, which is all."""
-
-    def took_over(self, call: Call) -> None:
-        """Nor does it take any call over."""
 
 
 class _Outcome:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVarTuple
 
@@ -22,7 +22,6 @@ from sidecar.calls.idempotency import Requests
 from sidecar.calls.ids import Ids
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.nesting import Nesting
-from sidecar.calls.outbound import is_asked_to_stop
 from sidecar.calls.outcome import NONE, PauseWanted, Refusal, failed, failure, kind_name
 from sidecar.calls.paused import Resumption
 from sidecar.calls.pauses import Pauses
@@ -30,6 +29,7 @@ from sidecar.calls.ports import Assignment, Audit, Caller, Catalogue, Placer, Re
 from sidecar.calls.request import decode, usable_id
 from sidecar.calls.stores import IdempotencyStore
 from sidecar.calls.strict_json import parse
+from sidecar.calls.supplying import finish_supplying
 from sidecar.calls.teardowns import Teardowns
 from sidecar.calls.tool import Tool
 from sidecar.calls.watch import Watch, Watcher
@@ -164,18 +164,15 @@ class Pipeline:
         except Exception as reason:
             self.turn_away(call, reason)
 
-    @contextmanager
-    def watched(self, tool: str | None) -> Iterator[Watcher]:
+    def watched(self, tool: str | None) -> AbstractContextManager[Watcher]:
         """Somebody looks on at the calls of a tool, or of all, inside the block."""
         self.watch = self.watch or Watch(self)
-        with self.watch.watching(tool) as watcher:
-            yield watcher
+        return self.watch.watching(tool)
 
-    async def idle(self) -> None:
-        """Waits until no call runs."""
-        while self.running:
-            self._idle = self._idle or self.loop.create_future()
-            await asyncio.shield(self._idle)
+    def idle(self) -> "asyncio.Future[None]":
+        """Done once the last call that runs now is over; others may run by then. There must be one."""
+        self._idle = self._idle or self.loop.create_future()
+        return asyncio.shield(self._idle)
 
     def finished(self, call: Call, frame: Frame) -> None:
         """Counts an outcome."""
@@ -402,7 +399,7 @@ class Pipeline:
         for supplier in suppliers:
             supplying = supplier.supply(call, tool)
             if supplying is not None:
-                task = self.loop.create_task(_finish_supplying(call, tool, supplying, suppliers))
+                task = self.loop.create_task(finish_supplying(call, tool, supplying, suppliers))
                 task.add_done_callback(partial(_close, supplying))
                 call.at_end(task.cancel)
                 return task
@@ -469,21 +466,6 @@ class Pipeline:
             FailureKind.FAILURE_KIND_DENIED,
             "Policy does not let this caller run this tool for this tenant and subject.",
         )
-
-
-async def _finish_supplying(
-    call: Call, tool: Tool, supplying: Coroutine[Any, Any, None], others: Iterable[Supplier]
-) -> None:
-    try:
-        await supplying
-        for supplier in others:
-            more = supplier.supply(call, tool)
-            if more is not None:
-                await more
-    except asyncio.CancelledError as cancelled:
-        if is_asked_to_stop():
-            raise
-        raise RuntimeError("what a call waited for was cancelled") from cancelled
 
 
 def _look_for_cycle(call: Call, tool: str, arguments: bytes) -> None:

@@ -5,8 +5,10 @@ import os
 import sys
 from functools import partial
 
-# gRPC looks for forks at every operation unless it is told before it loads that there are none without exec.
+# The core of gRPC is told before it loads. It looks for forks at every operation unless there are none without exec,
+# and a server hands each message from thread to thread unless the thread that waits for events reads its sockets.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 import anyio
 

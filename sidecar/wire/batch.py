@@ -26,6 +26,16 @@ _UINT64 = 2**64 - 1
 _VARINT, _FIXED64, _LENGTH_DELIMITED = 0, 1, 2
 
 
+class ReportHeader(bytes):
+    """What goes in front of a progress frame, which may give way to a newer one."""
+
+    __slots__ = ()
+
+
+REPORT_HEADERS = tuple(map(ReportHeader, SHORT_HEADERS))
+"""The same, in front of progress."""
+
+
 class MalformedMessage(ValueError):
     """The message is not a batch of frames."""
 

@@ -20,7 +20,7 @@ class WireLimits:
     """The largest message; a larger one is refused whole, and each of its calls with it."""
     message_bytes: int = 256 * KIB
     """A writer closes a message here; a single larger frame rides alone."""
-    message_frames: int = 128
+    message_frames: int = 256
     """A writer closes a message at this many frames."""
     turn_bytes: int = 64 * KIB
     """What a lane earns each turn towards its next frames."""

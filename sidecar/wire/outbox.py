@@ -7,7 +7,7 @@ from time import time_ns
 from typing import NamedTuple
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar.wire.batch import SHORT_HEADERS, header
+from sidecar.wire.batch import REPORT_HEADERS, SHORT_HEADERS, ReportHeader, header
 from sidecar.wire.limits import WireLimits
 
 _log = logging.getLogger(__name__)
@@ -21,15 +21,6 @@ _COUNT_BYTES = 6
 
 # Taken from the class: an object of it looks for a method among its fields first.
 _serialized = Frame.SerializeToString
-
-
-class ReportHeader(bytes):
-    """What goes in front of a progress frame, which may give way to a newer one."""
-
-    __slots__ = ()
-
-
-_REPORT_HEADERS = tuple(map(ReportHeader, SHORT_HEADERS))
 
 
 class OutboxStatistics(NamedTuple):
@@ -137,7 +128,7 @@ class Lane:
             kept = 1
         entries = self._entries
         if entries or outbox.gives_turn(self):
-            entries += (_REPORT_HEADERS[size] if size < _SHORT else ReportHeader(header(size)), data)
+            entries += (REPORT_HEADERS[size] if size < _SHORT else ReportHeader(header(size)), data)
             self._size += size
             outbox.undelivered_bytes = undelivered + size
             if len(entries) > 2 * kept:

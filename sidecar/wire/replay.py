@@ -1,8 +1,8 @@
 """The frames of a call that is followed, on their way to one stream."""
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
-from sidecar.wire.batch import header
-from sidecar.wire.outbox import MOST_COUNTED, Lane, ReportHeader
+from sidecar.wire.batch import ReportHeader, header
+from sidecar.wire.outbox import MOST_COUNTED, Lane
 
 
 class ReplayLane(Lane):

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.telemetry import Counters
 from sidecar.wire.batch import FrameHead, MalformedMessage, heads, parse
+from sidecar.wire.inbound import Receiver, hand_on
 from sidecar.wire.limits import WireLimits
 from sidecar.wire.outbox import Lane, Outbox
 from sidecar.wire.transport import StreamLost, Transport
@@ -18,45 +18,6 @@ _log = logging.getLogger(__name__)
 
 _HEADS_AT_MOST = 4_096
 _MISSED_PINGS = 3
-# Taken from the class: an object of it looks for a method among its fields first.
-_body_of = Frame.WhichOneof
-
-
-class Receiver(Protocol):
-    """Takes what comes in on a stream. Nothing here may wait; an exception is logged, and the stream goes on."""
-
-    handlers: Mapping[str | None, Callable[[Frame], None]]
-    """What to do with a frame, by the name of its body. Looked at for each frame; pings and pongs are the stream's."""
-    large_bodies: Collection[str]
-    """Bodies of frames that may fill a whole message, because they come once and not for a call."""
-
-    def misdirected(self, frame: Frame, body: str) -> None:
-        """A frame came whose body has no handler: it is illegal in this direction."""
-        ...
-
-    def oversized(self, head: FrameHead) -> None:
-        """A frame came that is over a limit, alone or within a message that is. Its body is not looked at."""
-        ...
-
-    def unreadable(self, reason: "StreamErrorReason.ValueType") -> None:
-        """A message came that is too large or no batch of frames. Follows `oversized` for what could be told of it."""
-        ...
-
-    def relieved(self) -> None:
-        """So much was taken by the peer that the outbox is no longer congested."""
-        ...
-
-    def half_closed(self) -> None:
-        """The peer will send no more, and still reads."""
-        ...
-
-    def unresponsive(self) -> None:
-        """The peer answered none of the last pings. Told once."""
-        ...
-
-    def ended(self) -> None:
-        """The stream is over, once. What is still open on it is lost."""
-        ...
 
 
 class FrameStream:
@@ -79,6 +40,8 @@ class FrameStream:
         self.outbox = Outbox(limits, self._wake)
         self.stalled = False
         """Whether the peer stopped reading and was given up; the transport lingers until it reads or leaves."""
+        self.closed = False
+        """Whether nothing more is read, not even the rest of a message."""
         self._transport = transport
         self._limits = limits
         self._counters = counters
@@ -88,7 +51,6 @@ class FrameStream:
         self._unanswered = 0
         self._next_ping = 0.0
         self._finishing = False
-        self._closed = False
         self._ended = False
         self._writing_since: float | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -120,7 +82,7 @@ class FrameStream:
 
     def close(self) -> None:
         """Ends the stream once what is queued is written, and reads no more, not even the rest of a message."""
-        self._closed = True
+        self.closed = True
         self.finish()
         if self._reader is not None:
             self._reader.cancel()
@@ -133,6 +95,7 @@ class FrameStream:
             self._next_ping = loop.time() + self._ping_interval
         reader = self._reader = loop.create_task(self._read(receiver))
         writer = loop.create_task(self._write())
+        tasks = [reader, writer]
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             if not writer.done() and (self._finishing or _succeeded(reader)):
@@ -144,7 +107,7 @@ class FrameStream:
             self.outbox.abandon()
             # What was being written is the transport's now, or nobody's.
             self.outbox.delivered()
-            for failure in await asyncio.gather(reader, writer, return_exceptions=True):
+            for failure in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(failure, Exception) and not isinstance(failure, StreamLost):
                     self._counters.add("internal_errors")
                     _log.error("a stream ended that should have gone on", exc_info=failure)
@@ -249,28 +212,13 @@ class FrameStream:
             del message
             # Large frames take longer to handle, so fewer of them are handled in a turn.
             per_turn = min(most_a_turn, max(len(frames) * self._limits.bytes_per_turn // (size + 1), 1))
-            for number, frame in enumerate(frames, 1):
-                body = _body_of(frame, "body")
-                if (
-                    size > largest_frame
-                    and (frame_size := frame.ByteSize()) > largest_frame
-                    and body not in receiver.large_bodies
-                ):
-                    self._counters.add("oversized_frames")
-                    self._tell(receiver.oversized, FrameHead(frame.call, body, frame_size, frame))
-                    continue
-                handle = receiver.handlers.get(body)
-                try:
-                    if handle is not None:
-                        handle(frame)
-                    else:
-                        self._receive_other(receiver, frame, body)
-                except Exception:
-                    self._counters.add("internal_errors")
-                    _log.exception("a frame could not be handled and was dropped")
-                if self._closed:
+            large = largest_frame if size > largest_frame else None
+            for start in range(0, len(frames), per_turn):
+                turn = frames[start : start + per_turn]
+                hand_on(turn, self, receiver, large)
+                if self.closed:
                     return
-                if not number % per_turn:
+                if len(turn) == per_turn:
                     # Also within a message, since what answers its frames may be many times its size.
                     await (self._wait_for_room() if self.outbox.overfull else asyncio.sleep(0))
             if self.outbox.overfull:
@@ -291,8 +239,18 @@ class FrameStream:
                 await asyncio.sleep(0)
         self._tell(receiver.unreadable, StreamErrorReason.STREAM_ERROR_REASON_MESSAGE_TOO_LARGE)
 
-    def _receive_other(self, receiver: Receiver, frame: Frame, body: str | None) -> None:
-        """A frame that the receiver has no handler for."""
+    def refuse_frame(self, receiver: Receiver, frame: Frame, body: str | None, size: int) -> None:
+        """Takes a frame of so many bytes, which is over the largest."""
+        self._counters.add("oversized_frames")
+        self._tell(receiver.oversized, FrameHead(frame.call, body, size, frame))
+
+    def failed(self) -> None:
+        """Takes note of an exception that a frame was dropped for. To be called where it is handled."""
+        self._counters.add("internal_errors")
+        _log.exception("a frame could not be handled and was dropped")
+
+    def receive_other(self, receiver: Receiver, frame: Frame, body: str | None) -> None:
+        """Takes a frame that the receiver has no handler for."""
         if body is None:
             self._counters.add("unknown_frames")
         elif body == "ping":

@@ -16,18 +16,24 @@ import errno
 import marshal
 import os
 import select
-import signal
-import socket
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from typing import Any
+else:
+    # What Python has around these two is a megabyte, of names for numbers.
+    import _signal as signal
+    import _socket as socket
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LENGTH = 4
 _DESCRIPTORS = 3
+_MOST_DESCRIPTORS = 16
+_DESCRIPTOR_BYTES = 4
 _CANNOT = 127
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _CLEANUP_SECONDS = 5.0
@@ -42,7 +48,7 @@ _THREADS = 17
 class Guardian:
     """Starts, stops and reaps workers for the sidecar at the other end of a socket."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: "socket.socket") -> None:
         self._control = control
         self._pending = b""
         self._descriptors: list[int] = []
@@ -76,12 +82,18 @@ class Guardian:
     def _receive(self) -> bool:
         """Takes what came from the sidecar; False once it is gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 65_536, 16)
+            data, ancillary, _, _ = self._control.recvmsg(
+                65_536, socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
+            )
         except OSError:
             return False
         if not data:
             return False
-        self._descriptors += descriptors
+        for level, kind, numbers in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                for start in range(0, len(numbers), _DESCRIPTOR_BYTES):
+                    number = numbers[start : start + _DESCRIPTOR_BYTES]
+                    self._descriptors.append(int.from_bytes(number, sys.byteorder))
         self._pending += data
         wishes, self._pending = unpacked(self._pending)
         for wish in wishes:
@@ -111,7 +123,7 @@ class Guardian:
             for descriptor in (stdout, stderr, token):
                 os.close(descriptor)
 
-    def _stop(self, worker: str, with_signal: signal.Signals) -> None:
+    def _stop(self, worker: str, with_signal: "signal.Signals") -> None:
         """Signals a worker, and with a kill everything that came of it."""
         for pid, name in self._workers.items():
             if name == worker:
@@ -257,7 +269,7 @@ def _become(user: "int | None", group: "int | None", groups: "list[int] | None")
         os.setreuid(user, user)
 
 
-def send(pid: int, what: signal.Signals) -> None:
+def send(pid: int, what: "signal.Signals") -> None:
     """Signals a process by a handle of its own, so that an id which was given to another meanwhile is not hit."""
     try:
         handle = os.pidfd_open(pid)
@@ -329,8 +341,11 @@ def main() -> None:
     """Runs the guardian on the socket whose descriptor is the one argument."""
     os.setsid()
     become_reaper()
-    with socket.socket(fileno=int(sys.argv[1])) as control:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    try:
         Guardian(control).run()
+    finally:
+        control.close()
 
 
 if __name__ == "__main__":

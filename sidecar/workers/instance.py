@@ -243,11 +243,14 @@ class Instance:
         self.tell_idle()
         return running
 
-    async def until_idle(self) -> None:
-        """Waits until it runs nothing, and keeps and holds nothing, or is gone."""
+    def until_idle(self) -> "asyncio.Future[None]":
+        """Done once it runs nothing, and keeps and holds nothing, or is gone."""
+        idle = self._idle or asyncio.get_running_loop().create_future()
         if self.state is not InstanceState.GONE and (self.running or self.workers.is_needed(self)):
-            self._idle = self._idle or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._idle)
+            self._idle = idle
+        elif not idle.done():
+            idle.set_result(None)
+        return asyncio.shield(idle)
 
     def _emptied(self) -> None:
         """It runs nothing any more."""

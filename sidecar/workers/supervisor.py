@@ -171,7 +171,7 @@ class Supervisor:
         # At the stop all calls have ended: what a tool still does, nobody waits for.
         if instance is not None and not process.exited.done() and not self._draining.is_set():
             workers.drain(instance)
-            idle = asyncio.ensure_future(instance.until_idle())
+            idle = instance.until_idle()
             # Its drain comes to an end by itself; until it has, what it keeps and holds is seen to.
             patience = self._limits.drain + (workers.last_grace if workers.is_needed(instance) else 0.0)
             await asyncio.wait((idle, process.exited), timeout=patience, return_when=asyncio.FIRST_COMPLETED)

@@ -75,7 +75,8 @@ class Inside:
         """Returns once no call runs; fails if anything of one is left."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self.pipeline.idle()
+                while self.pipeline.running:
+                    await self.pipeline.idle()
         except TimeoutError:
             raise AssertionError(f"{len(self.pipeline.running)} calls still run") from None
         self.look_for_leftovers()

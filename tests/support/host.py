@@ -233,7 +233,8 @@ class MemoryHost:
     async def aclose(self) -> None:
         for peer in self._peers:
             await peer.aclose()
-        await self.pipeline.idle()
+        while self.pipeline.running:
+            await self.pipeline.idle()
         self.pipeline.teardowns.close()
         await self.pipeline.teardowns.settled()
         for detached in self._detached:

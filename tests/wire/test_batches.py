@@ -66,12 +66,12 @@ async def test_frames_are_stamped_with_call_sequence_and_time(link: Link) -> Non
         assert [frame.WhichOneof("body") for frame in own] == ["progress", "outcome"]
 
 
-async def test_a_message_is_closed_at_128_frames(link: Link) -> None:
+async def test_a_message_is_closed_at_256_frames(link: Link) -> None:
     await link.hold_writer()
     for call in range(1, 301):
         link.stream.lane(call).send(outcome())
     await link.release_writer()
-    assert [len(await link.message()) for _ in range(3)] == [128, 128, 44]
+    assert [len(await link.message()) for _ in range(2)] == [256, 44]
 
 
 async def test_a_message_is_closed_at_256_kib(link: Link) -> None:

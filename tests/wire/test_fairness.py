@@ -104,11 +104,11 @@ def test_no_message_is_over_its_size_unless_it_holds_one_frame(outbox: Outbox) -
     for call in range(1, 30):
         fill(outbox, call, (call * 7919) % 300 * KIB + 100, 3)
     while (message := outbox.drain()) is not None:
-        assert len(message) <= 256 * KIB + 128 * 4 or len(frames_of([message])) == 1
+        assert len(message) <= 256 * KIB + 256 * 4 or len(frames_of([message])) == 1
 
 
 def test_control_frames_go_first(outbox: Outbox) -> None:
-    fill(outbox, 1, 100, 200)
+    fill(outbox, 1, 100, 400)
     outbox.drain()
     for nonce in range(1, 4):
         outbox.control(ping(nonce))
