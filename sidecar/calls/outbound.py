@@ -12,6 +12,7 @@ from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar._gen.pillion.v1.worker_pb2 import RegisterTeardown
 from sidecar.calls.context import set_seconds
 from sidecar.calls.outcome import POSSIBLE, failure
+from sidecar.calls.waiting import reply_with
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
@@ -123,7 +124,9 @@ class OutboundRequests:
             self._open[number] = answer
             answer.awaited(self)
             return
-        task = self._pipeline.loop.create_task(self._wait(number, answer, patience, late))
+        failed, too_late = partial(self._failed, number), partial(_too_late, number, late)
+        wait = reply_with(answer, patience, self._reply, failed, too_late)
+        task = self._pipeline.loop.create_task(wait)
         self._open[number] = task
         task.add_done_callback(lambda _: self._settled(number, answer))
 
@@ -143,31 +146,6 @@ class OutboundRequests:
         """The tool is gone, and nobody waits for an answer any more."""
         for answer in self._open.values():
             answer.cancel()
-
-    async def _wait(
-        self,
-        number: int,
-        answer: Coroutine[Any, Any, Frame],
-        patience: float | None,
-        late: "ReplyErrorCode.ValueType",
-    ) -> None:
-        limit = asyncio.timeout(patience)
-        try:
-            async with limit:
-                reply = await answer
-        except TimeoutError as error:
-            reply = self._failed(number, error)
-            if limit.expired():
-                reply = refused(
-                    number, late, "The time for this request is up; nothing is known of its end.", retry_after=0.0
-                )
-        except asyncio.CancelledError as error:
-            if is_asked_to_stop():
-                raise
-            reply = self._failed(number, error)
-        except Exception as error:  # noqa: BLE001  # whatever it was, the tool has an answer
-            reply = self._failed(number, error)
-        self._reply(reply)
 
     def _reply(self, reply: Frame) -> None:
         if not self._call.reply(reply):
@@ -192,6 +170,10 @@ class OutboundRequests:
         )
 
 
+def _too_late(number: int, code: "ReplyErrorCode.ValueType") -> Frame:
+    return refused(number, code, "The time for this request is up; nothing is known of its end.", retry_after=0.0)
+
+
 def _instead_of_large(reply: Frame) -> Frame:
     """The reply in place of one that the worker does not take."""
     message = "The answer is over the largest frame that this worker takes; ask for less."
@@ -203,12 +185,6 @@ def _instead_of_large(reply: Frame) -> Frame:
     instead.reply.request_id = reply.reply.request_id
     instead.reply.tool_outcome.failure.CopyFrom(failure(FailureKind.FAILURE_KIND_RESULT_TOO_LARGE, message, effects))
     return instead
-
-
-def is_asked_to_stop() -> bool:
-    """Whether a cancellation is meant for the task that it comes up in, and not for something that it waits for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def harmless(request: OutboundRequest) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from sidecar.calls.call import Call
-from sidecar.calls.outbound import is_asked_to_stop
 from sidecar.calls.ports import Supplier
 from sidecar.calls.tool import Tool
+from sidecar.calls.waiting import is_asked_to_stop
 
 
 async def finish_supplying(
