@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Outcome, SideEffects
@@ -11,9 +12,9 @@ from sidecar.audit.names import Names
 from sidecar.calls.call import Call
 from sidecar.calls.outcome import kind_name
 
-_PREFIX = "SIDE_EFFECTS_"
-_kind_of = Outcome.WhichOneof
-_REMEMBERED = 1_024
+_PREFIX: Final = "SIDE_EFFECTS_"
+_kind_of: Final = Outcome.WhichOneof
+_REMEMBERED: Final = 1_024
 
 
 class CallAudit:

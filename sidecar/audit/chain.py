@@ -11,10 +11,11 @@ import json
 import re
 from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 _LINE = re.compile(rb'([0-9a-f]{64}) (\{"sequence":([1-9][0-9]{0,17}),"previous":"([0-9a-f]{32})"[,}].*)', re.DOTALL)
-_INNER, _OUTER = 0x36, 0x5C
+_INNER: Final = 0x36
+_OUTER: Final = 0x5C
 """What RFC 2104 has the key mixed with."""
 quoted = encode_basestring_ascii
 """A text as JSON has it."""
@@ -51,7 +52,7 @@ class Link(NamedTuple):
     """Of that entry, in hexadecimal digits."""
 
 
-START = Link(0, "0" * 64)
+START: Final = Link(0, "0" * 64)
 """Where a chain begins."""
 
 

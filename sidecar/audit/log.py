@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeVarTuple
 
 from sidecar.audit.chain import START, Key, Link, append, members
 from sidecar.audit.head import HeadBroken, read_head, write_head
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 _Arguments = TypeVarTuple("_Arguments")
 
-_PRIVATE = 0o600
-_PRIVATE_DIRECTORY = 0o700
-_BUFFERED = 256
+_PRIVATE: Final = 0o600
+_PRIVATE_DIRECTORY: Final = 0o700
+_BUFFERED: Final = 256
 """How many entries are kept at most, with what they tell of, while nothing is sent that waits for them."""
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS: Final = 1.0
 
 
 class AuditRefused(Exception):

@@ -1,12 +1,14 @@
 """Gate 7: how many calls run at once."""
 
+from typing import Final
+
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.limits import CallLimits
 from sidecar.calls.outcome import Refusal
 from sidecar.scope import Owner
 
-_OVERLOADED = FailureKind.FAILURE_KIND_OVERLOADED
-_RETRY_AFTER = 1.0
+_OVERLOADED: Final = FailureKind.FAILURE_KIND_OVERLOADED
+_RETRY_AFTER: Final = 1.0
 
 
 class Admission:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -27,21 +27,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_has = Outcome.HasField
-_UNSAFE = Effects.EFFECTS_UNSAFE
-_LEAST_TIME = 1e-9
-_RECORDING = 0.1
+_has: Final = Outcome.HasField
+_UNSAFE: Final = Effects.EFFECTS_UNSAFE
+_LEAST_TIME: Final = 1e-9
+_RECORDING: Final = 0.1
 """The part of `teardown_grace` that is left to record an outcome when a cleanup takes all the rest."""
-_CALLER = CancelReason.CANCEL_REASON_CALLER
-_PARENT = CancelReason.CANCEL_REASON_PARENT
-_OF_ONE_CALLER = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
+_CALLER: Final = CancelReason.CANCEL_REASON_CALLER
+_PARENT: Final = CancelReason.CANCEL_REASON_PARENT
+_OF_ONE_CALLER: Final = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
 
 
 # An enumeration looks its members up in Python, and a call asks often.
-_GATES, _WAITING, _RUNNING, _CANCELLING, _JOINED, _SETTLING, _DONE = CallState
-_ENDED = (_SETTLING, _DONE)
-_NEEDING = (_GATES, _RUNNING, _CANCELLING)
-_BOUNDED = (_WAITING, _CANCELLING, _SETTLING)
+_GATES: Final = CallState.GATES
+_WAITING: Final = CallState.WAITING
+_RUNNING: Final = CallState.RUNNING
+_CANCELLING: Final = CallState.CANCELLING
+_JOINED: Final = CallState.JOINED
+_SETTLING: Final = CallState.SETTLING
+_DONE: Final = CallState.DONE
+_ENDED: Final = (_SETTLING, _DONE)
+_NEEDING: Final = (_GATES, _RUNNING, _CANCELLING)
+_BOUNDED: Final = (_WAITING, _CANCELLING, _SETTLING)
 
 
 class Call(CallClock):

@@ -1,7 +1,7 @@
 """The clocks of a call: its absolute timeout, its idle timeout, and the time that people have to answer."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.facts import CallFacts
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from sidecar.calls.pipeline import Pipeline
 
 # An enumeration looks its members up in Python, and a call asks often.
-_GATES, _WAITING, _RUNNING, _CANCELLING, _, _SETTLING, _DONE = CallState
-_ENDED = (_SETTLING, _DONE)
-_BOUNDED = (_WAITING, _CANCELLING, _SETTLING)
+_GATES: Final = CallState.GATES
+_WAITING: Final = CallState.WAITING
+_RUNNING: Final = CallState.RUNNING
+_CANCELLING: Final = CallState.CANCELLING
+_SETTLING: Final = CallState.SETTLING
+_DONE: Final = CallState.DONE
+_ENDED: Final = (_SETTLING, _DONE)
+_BOUNDED: Final = (_WAITING, _CANCELLING, _SETTLING)
 
 
 class People:

@@ -3,14 +3,14 @@
 import asyncio
 import heapq
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 _log = logging.getLogger(__name__)
 
-_NEAR = 10.0
-_FINE = 0.01
-_COARSE = 1.0
-_FAR = 600.0
+_NEAR: Final = 10.0
+_FINE: Final = 0.01
+_COARSE: Final = 1.0
+_FAR: Final = 600.0
 
 
 class Timed(Protocol):

@@ -1,7 +1,7 @@
 """What a tool is told about its call."""
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -13,14 +13,14 @@ from sidecar.scope import Principal
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
 
-_TRACE_BYTES = {"traceparent": 64, "tracestate": 512, "baggage": 8_192}
-_ANCHOR_BYTES = 1_024
-_CALLERS = 1_024
-_ALWAYS = (TeardownScope.TEARDOWN_SCOPE_CALL, TeardownScope.TEARDOWN_SCOPE_SHUTDOWN)
+_TRACE_BYTES: Final = {"traceparent": 64, "tracestate": 512, "baggage": 8_192}
+_ANCHOR_BYTES: Final = 1_024
+_CALLERS: Final = 1_024
+_ALWAYS: Final = (TeardownScope.TEARDOWN_SCOPE_CALL, TeardownScope.TEARDOWN_SCOPE_SHUTDOWN)
 """The teardown scopes that need nothing of the caller's."""
-_has = Start.HasField
+_has: Final = Start.HasField
 
-LONGEST = 315_576_000_000
+LONGEST: Final = 315_576_000_000
 """The most seconds that a duration has, by its definition. One of more is taken for this one: as good as for ever."""
 
 

@@ -1,7 +1,7 @@
 """Calls that running tools make: through every gate, inside the call that made them."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.pipeline import Pipeline
 
-_UNSUPPORTED = ReplyErrorCode.REPLY_ERROR_CODE_UNSUPPORTED
+_UNSUPPORTED: Final = ReplyErrorCode.REPLY_ERROR_CODE_UNSUPPORTED
 
 
 class Nesting:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outbound_pb2 import OutboundRequest, ReplyErrorCode
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_HARMLESS = frozenset(("artifact_head", "artifact_get", "credential_get"))
-_INVALID = ReplyErrorCode.REPLY_ERROR_CODE_INVALID
-_OVERLOADED = ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED
-_LATE = {
+_HARMLESS: Final = frozenset(("artifact_head", "artifact_get", "credential_get"))
+_INVALID: Final = ReplyErrorCode.REPLY_ERROR_CODE_INVALID
+_OVERLOADED: Final = ReplyErrorCode.REPLY_ERROR_CODE_OVERLOADED
+_LATE: Final = {
     "credential_get": ReplyErrorCode.REPLY_ERROR_CODE_CREDENTIAL_PROVIDER_DOWN,
 }
-_TIMED = frozenset(("caller_request", "tools_call"))
+_TIMED: Final = frozenset(("caller_request", "tools_call"))
 """Requests that have clocks of their own."""
-_RETRY_AFTER = 1.0
+_RETRY_AFTER: Final = 1.0
 
 
 class Pending:

@@ -1,16 +1,17 @@
 """How calls end: outcomes, and the refusals and failures among them."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import ArgumentIssue, Failure, FailureKind, SideEffects
 
-NONE = SideEffects.SIDE_EFFECTS_NONE
-POSSIBLE = SideEffects.SIDE_EFFECTS_POSSIBLE
-COMMITTED = SideEffects.SIDE_EFFECTS_COMMITTED
+NONE: Final = SideEffects.SIDE_EFFECTS_NONE
+POSSIBLE: Final = SideEffects.SIDE_EFFECTS_POSSIBLE
+COMMITTED: Final = SideEffects.SIDE_EFFECTS_COMMITTED
 
-_PREFIX = "FAILURE_KIND_"
-_MESSAGE_BYTES = 4_096
+_PREFIX: Final = "FAILURE_KIND_"
+_MESSAGE_BYTES: Final = 4_096
 
 
 class Refusal(Exception):

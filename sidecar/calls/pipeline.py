@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVarTuple
+from typing import Any, Final, TypeVarTuple
 
 from sidecar._gen.pillion.v1.call_pb2 import Start
 from sidecar._gen.pillion.v1.context_pb2 import Trace
@@ -42,12 +42,12 @@ from sidecar.wire.limits import MIB
 _log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
 
-_has = Outcome.HasField
-_says = Start.HasField
-_UNKNOWN_TOOL = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
-_RETRY_AFTER = 1.0
-_PERISHABLE = ("needs",)
-_NO_TOOL = "There is no tool of this name; ListTools says which there are."
+_has: Final = Outcome.HasField
+_says: Final = Start.HasField
+_UNKNOWN_TOOL: Final = FailureKind.FAILURE_KIND_UNKNOWN_TOOL
+_RETRY_AFTER: Final = 1.0
+_PERISHABLE: Final = ("needs",)
+_NO_TOOL: Final = "There is no tool of this name; ListTools says which there are."
 
 
 class Pipeline:

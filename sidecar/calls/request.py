@@ -1,6 +1,6 @@
 """Gate 1: what a caller's `Start` says, decoded and held to its limits."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -14,13 +14,13 @@ from sidecar.calls.strict_json import JsonRefused, parse
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
 
-_ID_BYTES = 256
-_CERTAINLY_SHORT = _ID_BYTES // 4
-NO_ARGUMENTS = b"{}"
+_ID_BYTES: Final = 256
+_CERTAINLY_SHORT: Final = _ID_BYTES // 4
+NO_ARGUMENTS: Final = b"{}"
 """What a call has that names none."""
-_INVALID = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
-_UNSUPPORTED = FailureKind.FAILURE_KIND_UNSUPPORTED
-_has = Start.HasField
+_INVALID: Final = FailureKind.FAILURE_KIND_INVALID_ARGUMENTS
+_UNSUPPORTED: Final = FailureKind.FAILURE_KIND_UNSUPPORTED
+_has: Final = Start.HasField
 
 
 def decode(start: Start, call: "Call", process: str) -> tuple[bytes, object, Identity | None]:

@@ -1,6 +1,7 @@
 """Gate 12: what a tool's worker says of the call's end, held to what the tool declared."""
 
 from collections.abc import Callable
+from typing import Final
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar._gen.pillion.v1.outcome_pb2 import Ask, Failure, FailureKind, Outcome, Result, SideEffects
@@ -9,8 +10,8 @@ from sidecar.calls.outcome import COMMITTED, NONE, POSSIBLE, cut, failed, failur
 from sidecar.calls.strict_json import JsonRefused, parse
 from sidecar.calls.tool import Tool
 
-_READ = Effects.EFFECTS_READ
-_KINDS_OF_TOOLS = frozenset(
+_READ: Final = Effects.EFFECTS_READ
+_KINDS_OF_TOOLS: Final = frozenset(
     (
         FailureKind.FAILURE_KIND_INVALID_ARGUMENTS,
         FailureKind.FAILURE_KIND_OVERLOADED,
@@ -26,16 +27,16 @@ _KINDS_OF_TOOLS = frozenset(
         FailureKind.FAILURE_KIND_INTERNAL,
     )
 )
-_has = Outcome.HasField
-_result_has = Result.HasField
-_ISSUES = 10
-_ISSUE_BYTES = 256
-PAUSE_STATE_BYTES = 65_536
+_has: Final = Outcome.HasField
+_result_has: Final = Result.HasField
+_ISSUES: Final = 10
+_ISSUE_BYTES: Final = 256
+PAUSE_STATE_BYTES: Final = 65_536
 """How much a tool may keep for its resume."""
-_ASK_KIND_BYTES = 128
-_ASK_SCHEMA_BYTES = 32_768
-_MESSAGE_BYTES = 4_096
-_SAID = (NONE, POSSIBLE, COMMITTED)
+_ASK_KIND_BYTES: Final = 128
+_ASK_SCHEMA_BYTES: Final = 32_768
+_MESSAGE_BYTES: Final = 4_096
+_SAID: Final = (NONE, POSSIBLE, COMMITTED)
 
 
 def effects_of_return(tool: Tool) -> "SideEffects.ValueType":

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable
 from itertools import accumulate
 from math import isinf
-from typing import NoReturn
+from typing import Final, NoReturn
 
-_MOST_NESTED = 128
-_MOST_DIGITS = 4_300
+_MOST_NESTED: Final = 128
+_MOST_DIGITS: Final = 4_300
 
-_PLAIN = bytes(byte for byte in range(256) if byte not in b'[]{}"')
-_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_PLAIN: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
+_STEP: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 # Steps over every escape, and captures a surrogate that is not half of a pair.
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F])|.)", re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F])|.)", re.DOTALL)
 
 
 class JsonRefused(ValueError):
@@ -46,7 +46,7 @@ def _constant(_: str) -> NoReturn:
 
 
 # `int` itself is called without a step through Python. It has the wanted limit, unless the process was given another.
-_DECODER = json.JSONDecoder(
+_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_object,
     parse_float=_number,
     parse_int=int if sys.get_int_max_str_digits() == _MOST_DIGITS else _integer,

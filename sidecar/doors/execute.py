@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
@@ -21,10 +22,10 @@ from sidecar.wire.protocol import PROTOCOL, agreed_version, limits_message, stre
 from sidecar.wire.replay import ReplayLane
 from sidecar.wire.stream import FrameStream
 
-_CONSENT = "consent"
-_NOT_ASKED = frozenset((_CONSENT,))
+_CONSENT: Final = "consent"
+_NOT_ASKED: Final = frozenset((_CONSENT,))
 """What a caller may declare and tools may not ask: they would pass for the sidecar."""
-_FORWARDED_REASONS = frozenset(
+_FORWARDED_REASONS: Final = frozenset(
     (
         CancelReason.CANCEL_REASON_PARENT,
         CancelReason.CANCEL_REASON_DEADLINE,

@@ -1,15 +1,16 @@
 """The policy of the settings: rules for those they name, everything for the local user, nothing for anybody else."""
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from sidecar.policy.port import Decision
 from sidecar.scope import Principal, Scope
 
-_ANY = "*"
-_REMEMBERED = 1_024
-_ALLOWED = Decision(allowed=True, listed=True)
-_LISTED = Decision(allowed=False, listed=True)
-_DENIED = Decision(allowed=False, listed=False)
+_ANY: Final = "*"
+_REMEMBERED: Final = 1_024
+_ALLOWED: Final = Decision(allowed=True, listed=True)
+_LISTED: Final = Decision(allowed=False, listed=True)
+_DENIED: Final = Decision(allowed=False, listed=False)
 
 
 class Words:

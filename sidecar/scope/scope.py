@@ -1,14 +1,14 @@
 """Whom stored things belong to."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import Identity
 from sidecar.scope.principal import Principal
 
-_NAMED = "named:"
-_CALLER = "caller:"
-_REMEMBERED = 1_024
+_NAMED: Final = "named:"
+_CALLER: Final = "caller:"
+_REMEMBERED: Final = 1_024
 
 
 class Owner(NamedTuple):

@@ -1,14 +1,14 @@
 """What comes in on a stream: frames, each handed to who takes it."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.batch import FrameHead
 
 # Taken from the class: an object of it looks for a method among its fields first.
-_body_of = Frame.WhichOneof
+_body_of: Final = Frame.WhichOneof
 
 
 class Receiver(Protocol):

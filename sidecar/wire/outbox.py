@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import time_ns
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
 from sidecar.wire.batch import REPORT_HEADERS, SHORT_HEADERS, ReportHeader, header
@@ -12,15 +12,15 @@ from sidecar.wire.limits import WireLimits
 
 _log = logging.getLogger(__name__)
 
-_SMALLEST_LIMIT = 4_096
-_SHORT = len(SHORT_HEADERS)
-MOST_COUNTED = 2**32 - 1
+_SMALLEST_LIMIT: Final = 4_096
+_SHORT: Final = len(SHORT_HEADERS)
+MOST_COUNTED: Final = 2**32 - 1
 """The most lost progress that a frame can say."""
-_COUNT_BYTES = 6
+_COUNT_BYTES: Final = 6
 """What the count of lost progress may add to a frame that is queued."""
 
 # Taken from the class: an object of it looks for a method among its fields first.
-_serialized = Frame.SerializeToString
+_serialized: Final = Frame.SerializeToString
 
 
 class OutboxStatistics(NamedTuple):

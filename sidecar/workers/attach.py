@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from sidecar._gen.pillion.v1.call_pb2 import StreamErrorReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -29,11 +29,11 @@ from sidecar.workers.worker_set import WorkerSet
 _log = logging.getLogger(__name__)
 _worker_log = logging.getLogger("pillion.worker")
 
-_LOG_LINE_BYTES = 8_192
-_LOG_FIELDS = 32
-_LOG_FIELD_BYTES = 256
-_REGISTRATIONS = 65_536
-_LEVELS = {
+_LOG_LINE_BYTES: Final = 8_192
+_LOG_FIELDS: Final = 32
+_LOG_FIELD_BYTES: Final = 256
+_REGISTRATIONS: Final = 65_536
+_LEVELS: Final = {
     LogLevel.LOG_LEVEL_DEBUG: logging.DEBUG,
     LogLevel.LOG_LEVEL_WARNING: logging.WARNING,
     LogLevel.LOG_LEVEL_ERROR: logging.ERROR,

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import secrets
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason, TeardownReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -34,8 +34,8 @@ class InstanceState(Enum):
     """Its stream is over; it may come back with its secret."""
 
 
-_ACTIVE = InstanceState.ACTIVE
-_DRAINING = InstanceState.DRAINING
+_ACTIVE: Final = InstanceState.ACTIVE
+_DRAINING: Final = InstanceState.DRAINING
 
 
 class Assignment(Lane):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sidecar._gen.pillion.v1.context_pb2 import CancelReason
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
@@ -23,7 +23,7 @@ from sidecar.workers.limits import WorkerLimits
 from sidecar.workers.pins import Pins
 from sidecar.workers.queue import FairQueue
 
-_RETRY_AFTER = 1.0
+_RETRY_AFTER: Final = 1.0
 
 
 class _Line(NamedTuple):
