@@ -24,13 +24,21 @@ LONGEST: Final = 315_576_000_000
 """The most seconds that a duration has, by its definition. One of more is taken for this one: as good as for ever."""
 
 
-def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity | None, secret: bytes) -> Frame:
+def invocation(
+    start: Start,
+    call: "Call",
+    arguments: bytes,
+    identity: Identity | None,
+    secret: bytes,
+    *,
+    has_artifacts: bool,
+) -> Frame:
     """The `Invoke` of a decoded call, whole but for what changes with each attempt: see `renew`.
 
     `secret` is what digests of teardown keys are made with. Optional fields are set exactly where the caller named
     them. Nothing of the `Start` is kept alive.
     """
-    frame = Frame()
+    frame, caller = Frame(), call.caller
     invoke = frame.invoke
     invoke.tool = call.tool_name
     invoke.arguments = arguments
@@ -45,7 +53,7 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
         context.session_id = call.session_id
     if identity is not None:
         _name_subject(context, identity)
-    context.MergeFromString(_of_caller(call.caller.principal, call.caller.answerable, call.levels))
+    context.MergeFromString(_of_caller(caller.principal, caller.answerable, call.levels, has_artifacts))
     if call.run_id or call.session_id:
         for key in call.lasting_scopes():
             context.teardown_scopes.scopes.append(key.kind)
@@ -62,7 +70,7 @@ def invocation(start: Start, call: "Call", arguments: bytes, identity: Identity 
 
 
 @lru_cache(_CALLERS)
-def _of_caller(principal: Principal, answerable: frozenset[str] | None, levels: int) -> bytes:
+def _of_caller(principal: Principal, answerable: frozenset[str] | None, levels: int, has_artifacts: bool) -> bytes:  # noqa: FBT001  # a cache looks names up
     """What is the same in every context of a caller's calls at one depth, serialised: it costs half as much so."""
     context = ToolContext()
     if principal.authenticated:
@@ -72,6 +80,8 @@ def _of_caller(principal: Principal, answerable: frozenset[str] | None, levels: 
         context.answerable.methods.extend(sorted(answerable))
     if levels:
         context.tools.remaining_depth = levels
+    if has_artifacts:
+        context.has_artifacts = True
     context.teardown_scopes.scopes.extend(_ALWAYS)
     return context.SerializeToString()
 

@@ -319,11 +319,11 @@ class Pipeline:
         self.check_policy(principal, scope, name)
         if call.run_id or call.session_id:
             self.teardowns.enter(call)
-        call.invocation = invocation(start, call, arguments, identity, self.teardowns.secret)
+        call.invocation = invocation(
+            start, call, arguments, identity, self.teardowns.secret, has_artifacts=self.has_artifacts
+        )
         if call.resumption is not None:
             call.resumption.tell(call.invocation.invoke.context)
-        if self.has_artifacts:
-            call.invocation.invoke.context.has_artifacts = True
         if call.span is not None:
             call.span.carry(call.invocation.invoke.context.trace)
         if tool is not None:

@@ -139,13 +139,14 @@ class ExecuteSession:
 
     def _start(self, frame: Frame) -> None:
         lane = self._open(frame.call)
-        if lane is None or self._has_expired(lane, frame.start.tool_call_id):
+        start = frame.start
+        if lane is None or (self._until is not None and self._has_expired(lane, start.tool_call_id)):
             return
         detached = self._pipeline.detached
-        if frame.start.detachable and detached is not None:
-            self._keep(detached.start(frame.start, self, ReplayLane(self._outbox, lane.call), lane))
+        if start.detachable and detached is not None:
+            self._keep(detached.start(start, self, ReplayLane(self._outbox, lane.call), lane))
             return
-        call = self._pipeline.start(frame.start, self, lane)
+        call = self._pipeline.start(start, self, lane)
         if not call.done:
             self._calls[lane.call] = call
 
