@@ -126,12 +126,12 @@ def test_small_frames_do_not_wait_for_large_ones() -> None:
 
 def test_a_message_is_bounded() -> None:
     outbox = Outbox(lambda: None)
-    for call in range(1, 301):
+    for call in range(1, 601):
         Lane(outbox, call).result(b"1")
     sizes = []
     while (message := outbox.drain()) is not None:
         sizes.append(len(frames.parse(message)))
-    assert sizes == [MESSAGE_FRAMES, MESSAGE_FRAMES, 300 - 2 * MESSAGE_FRAMES]
+    assert sizes == [MESSAGE_FRAMES, MESSAGE_FRAMES, 600 - 2 * MESSAGE_FRAMES]
 
 
 def test_an_abandoned_outbox_takes_nothing() -> None:
