@@ -9,7 +9,6 @@ from sidecar.audit.chain import Key
 from sidecar.audit.events import EventAudit
 from sidecar.audit.log import AuditLog, AuditRefused, Places
 from sidecar.audit.names import names_by
-from sidecar.audit.syncing import keep_synced
 from sidecar.calls.pipeline import Pipeline
 from sidecar.config import ConfigRefused, Settings
 from sidecar.private_files import make_key, private_bytes
@@ -64,7 +63,7 @@ async def auditing(
         log, names, redact, required=audit.required, arguments=audit.arguments, results=audit.results
     )
     events.write_to(log, names, redact)
-    syncing = asyncio.get_running_loop().create_task(keep_synced(log))
+    syncing = asyncio.get_running_loop().create_task(log.run())
     try:
         yield
     finally:

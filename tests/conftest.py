@@ -8,7 +8,6 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from sidecar.artifacts import ArtifactLimits
-from sidecar.audit import log
 from sidecar.scope import ScopeLimits
 from tests.support import (
     SETS,
@@ -59,13 +58,8 @@ def anyio_backend(transport: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def nothing_blocks() -> Iterator[BlockBuster]:
-    """Fails a test whose product code blocks the event loop, but for the little that is not worth a thread.
-
-    What may block is told by the frames of Python, which compiled code has none of: there nothing is looked at.
-    """
+    """Fails a test whose product code blocks the event loop, but for the little that is not worth a thread."""
     with blockbuster_ctx("sidecar") as blockbuster:
-        if not log.__file__.endswith(".py"):
-            blockbuster.deactivate()
         for function in blockbuster.functions.values():
             for file, names in _SMALL.items():
                 function.can_block_in(file, names)

@@ -5,7 +5,6 @@ from 1, and `previous`, the first half of the digits of the entry before; the di
 under the log's key. So each entry can be judged alone, and none can be changed, moved, taken out or put in between.
 """
 
-import hashlib
 import hmac
 import json
 import re
@@ -14,9 +13,6 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
 _LINE = re.compile(rb'([0-9a-f]{64}) (\{"sequence":([1-9][0-9]{0,17}),"previous":"([0-9a-f]{32})"[,}].*)', re.DOTALL)
-_INNER: Final = 0x36
-_OUTER: Final = 0x5C
-"""What RFC 2104 has the key mixed with."""
 quoted = encode_basestring_ascii
 """A text as JSON has it."""
 
@@ -25,22 +21,16 @@ class Key:
     """What a log is written with."""
 
     def __init__(self, secret: bytes) -> None:
-        block = hashlib.sha256().block_size
-        padded = (hashlib.sha256(secret).digest() if len(secret) > block else secret).ljust(block, b"\0")
-        # An HMAC from here on takes two thirds of what the module hmac takes, which is a tenth of what an entry costs.
-        self._inner = hashlib.sha256(bytes(byte ^ _INNER for byte in padded))
-        self._outer = hashlib.sha256(bytes(byte ^ _OUTER for byte in padded))
+        self._begun = hmac.new(secret, digestmod="sha256")
 
     def __repr__(self) -> str:
         return "Key(...)"
 
     def mac(self, data: bytes) -> str:
         """The HMAC-SHA256 of the data, in hexadecimal digits."""
-        inner = self._inner.copy()
-        inner.update(data)
-        outer = self._outer.copy()
-        outer.update(inner.digest())
-        return outer.hexdigest()
+        begun = self._begun.copy()
+        begun.update(data)
+        return begun.hexdigest()
 
 
 class Link(NamedTuple):

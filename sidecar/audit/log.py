@@ -1,14 +1,14 @@
-"""The audit log as it is written: buffered, written before what it tells of is, synced apart."""
+"""The audit log as it is written: buffered, written before what it tells of is, synced once a second."""
 
+import asyncio
 import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVarTuple
+from typing import Any, NamedTuple, TypeVarTuple
 
 from sidecar.audit.chain import START, Key, Link, append, members
 from sidecar.audit.head import HeadBroken, read_head, write_head
@@ -18,11 +18,12 @@ _log = logging.getLogger(__name__)
 
 _Arguments = TypeVarTuple("_Arguments")
 
-_PRIVATE: Final = 0o600
-_PRIVATE_DIRECTORY: Final = 0o700
-_BUFFERED: Final = 256
+_PRIVATE = 0o600
+_PRIVATE_DIRECTORY = 0o700
+_BUFFERED = 256
 """How many entries are kept at most, with what they tell of, while nothing is sent that waits for them."""
-_RETRY_SECONDS: Final = 1.0
+_SYNC_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class AuditRefused(Exception):
@@ -42,7 +43,7 @@ class AuditLog:
     """One chain, in segments. For one process at a time, and one thread but for the syncs.
 
     `add` buffers; `flush` writes all that is buffered in one go, so that the system has it. Where much is buffered that
-    is done at once, and whoever keeps it syncs it, which seals how far the chain reached. Where it cannot be
+    is done at once, and `run` does so once a second, syncs it and seals how far the chain reached. Where it cannot be
     written, `failing` is true, entries are lost and counted, and an entry `lost` says how many as soon as there is room
     again.
     """
@@ -94,18 +95,16 @@ class AuditLog:
                 "or set audit.enabled = false."
             ) from None
 
-    def syncing(self) -> Callable[[], None] | None:
-        """Writes what was added; answers what syncs it, in any thread, or `None` where all is synced.
-
-        That raises `OSError` if it failed, and logs why.
-
-        :raises OSError: if there is no file to be had for it.
-        """
-        self.flush()
-        if self._written == self._synced:
-            return None
-        # A file of its own for the thread: this one may be closed for the next segment meanwhile.
-        return partial(self._sync_apart, os.dup(self._file), self._written)
+    async def run(self) -> None:
+        """Writes and syncs what was added, once a second, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_SYNC_SECONDS)
+            # Where nobody is left to be sent an outcome, nobody else has it written.
+            self.flush()
+            if self._written != self._synced:
+                with contextlib.suppress(OSError):
+                    # A file of its own for the thread: this one may be closed for the next segment meanwhile.
+                    await asyncio.to_thread(self._sync_apart, os.dup(self._file), self._written)
 
     def close(self) -> None:
         """Ends the chain for now: writes, syncs and seals what there is."""

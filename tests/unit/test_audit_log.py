@@ -15,7 +15,6 @@ from sidecar.audit.chain import START, Key, Link, append
 from sidecar.audit.head import read_head, write_head
 from sidecar.audit.log import AuditLog, AuditRefused, Places
 from sidecar.audit.segments import segments_in
-from sidecar.audit.syncing import keep_synced
 from sidecar.audit.verification import Verification, verify
 
 KEY = Key(b"k" * 32)
@@ -247,7 +246,7 @@ def test_entries_that_could_not_be_written_are_counted_in_the_log(
 async def test_a_sync_that_still_runs_does_not_disturb_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sidecar.audit.syncing._SYNC_SECONDS", 0)
+    monkeypatch.setattr("sidecar.audit.log._SYNC_SECONDS", 0)
     begun, go_on = threading.Event(), threading.Event()
 
     def write_late(path: Path, key: Key, link: Link) -> None:
@@ -260,7 +259,7 @@ async def test_a_sync_that_still_runs_does_not_disturb_the_end(
     places = places_in(tmp_path)
     log = AuditLog(places, KEY, segment_bytes=MIB, segments_kept=4)
     await asyncio.to_thread(log.open)
-    running = asyncio.ensure_future(keep_synced(log))
+    running = asyncio.ensure_future(log.run())
     log.add("call", {"number": 1})
     log.flush()
     assert await asyncio.to_thread(begun.wait, 20)
@@ -283,7 +282,7 @@ async def test_what_was_written_is_sealed_within_seconds(tmp_path: Path) -> None
     log = AuditLog(places, KEY, segment_bytes=MIB, segments_kept=4)
     await asyncio.to_thread(log.open)
     try:
-        running = asyncio.ensure_future(keep_synced(log))
+        running = asyncio.ensure_future(log.run())
         log.add("call", {"number": 1})
         log.flush()
         async with asyncio.timeout(20):
