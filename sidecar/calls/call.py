@@ -17,7 +17,7 @@ from sidecar.calls.outcome import NONE, failed
 from sidecar.calls.paused import Pause, Resumption
 from sidecar.calls.ports import Assignment, Caller, Sink, WorkerSet
 from sidecar.calls.result import checked, effects_of, effects_of_attempt, effects_of_return, too_large
-from sidecar.calls.state import CallState
+from sidecar.calls.state import CANCELLING, DONE, ENDED, GATES, JOINED, NEEDING, RUNNING, SETTLING, WAITING
 from sidecar.calls.tool import Tool
 from sidecar.scope import call_scope
 from sidecar.telemetry.spans import Span
@@ -35,19 +35,6 @@ _RECORDING: Final = 0.1
 _CALLER: Final = CancelReason.CANCEL_REASON_CALLER
 _PARENT: Final = CancelReason.CANCEL_REASON_PARENT
 _OF_ONE_CALLER: Final = frozenset((_CALLER, CancelReason.CANCEL_REASON_DISCONNECT))
-
-
-# An enumeration looks its members up in Python, and a call asks often.
-_GATES: Final = CallState.GATES
-_WAITING: Final = CallState.WAITING
-_RUNNING: Final = CallState.RUNNING
-_CANCELLING: Final = CallState.CANCELLING
-_JOINED: Final = CallState.JOINED
-_SETTLING: Final = CallState.SETTLING
-_DONE: Final = CallState.DONE
-_ENDED: Final = (_SETTLING, _DONE)
-_NEEDING: Final = (_GATES, _RUNNING, _CANCELLING)
-_BOUNDED: Final = (_WAITING, _CANCELLING, _SETTLING)
 
 
 class Call(CallClock):
@@ -121,7 +108,7 @@ class Call(CallClock):
     @property
     def done(self) -> bool:
         """Whether the outcome was sent."""
-        return self.state is _DONE
+        return self.state is DONE
 
     def count(self, what: str) -> None:
         """Counts something that happened in this call."""
@@ -144,7 +131,7 @@ class Call(CallClock):
 
     def at_end(self, ending: Callable[[], object]) -> None:
         """Has something called when the call is over, or at once if it is. It may not raise."""
-        if self.state is _DONE:
+        if self.state is DONE:
             ending()
         elif self._endings is None:
             self._endings = [ending]
@@ -165,7 +152,7 @@ class Call(CallClock):
 
     def hold(self) -> None:
         """Goes back into the gates to wait for one of them, at most until the deadline."""
-        self.state = _GATES
+        self.state = GATES
         self._set_due(self._pipeline.loop.time())
 
     def route(self, workers: WorkerSet, now: float) -> None:
@@ -174,9 +161,9 @@ class Call(CallClock):
         :raises Refusal: if too many wait already.
         """
         self.worker_set = workers
-        self.state = _WAITING
+        self.state = WAITING
         workers.place(self, now)
-        if self.state is _WAITING:
+        if self.state is WAITING:
             self._until = min(self.deadline, now + self._pipeline.limits.worker_wait)
             self._pipeline.clocks.set(self, self._until, now)
 
@@ -213,7 +200,7 @@ class Call(CallClock):
 
     def retime(self) -> None:
         """Its times are other ones than before."""
-        if self.state is _WAITING:
+        if self.state is WAITING:
             self._until = min(self._until, self.deadline)
         self._set_due(self._pipeline.loop.time())
 
@@ -224,13 +211,13 @@ class Call(CallClock):
     def placed(self, assignment: Assignment, now: float) -> None:
         """An instance has a slot for the call: invokes the tool."""
         invocation = self.invocation
-        if self.state is not _WAITING or invocation is None:
+        if self.state is not WAITING or invocation is None:
             assignment.release()
             return
         self._assignment = assignment
         self.instance_id = assignment.instance_id
         self._attempt = attempt = self._attempt + 1
-        self.state = _RUNNING
+        self.state = RUNNING
         self._progressed_at = now
         remaining = self.deadline - now
         renew(invocation.invoke.context, remaining if remaining > 0 else _LEAST_TIME, attempt, self.generation)
@@ -288,7 +275,7 @@ class Call(CallClock):
     def consent(self, service: str, url: str) -> bool:
         """Tells the caller where a person authorises a service. False: it does not take that, or does not read."""
         caller = self.caller
-        if not caller.takes_consent or caller.congested or self.state not in _NEEDING:
+        if not caller.takes_consent or caller.congested or self.state not in NEEDING:
             return False
         if not self.started_sent:
             self._send_started()
@@ -395,7 +382,7 @@ class Call(CallClock):
 
         What a caller wishes, or the loss of its stream, ends that caller's part alone while others have joined.
         """
-        if reason in _OF_ONE_CALLER and self.joiners and self.state not in _ENDED:
+        if reason in _OF_ONE_CALLER and self.joiners and self.state not in ENDED:
             joining.hand_over(self, failed(causes.left_to_others(self.effects_so_far())))
             return
         self._decide(causes.cancelled(reason, self.effects_so_far()), reason)
@@ -403,7 +390,7 @@ class Call(CallClock):
     def end_with_parent(self) -> None:
         """The call that made it is over: it has its outcome now, whatever its tool does."""
         self._decide(causes.cancelled(CancelReason.CANCEL_REASON_PARENT, self.effects_so_far()), _PARENT)
-        if self.state is _CANCELLING:
+        if self.state is CANCELLING:
             self._give_up()
         if self._tears_down:
             self._torn_down()
@@ -411,23 +398,23 @@ class Call(CallClock):
     def due(self, now: float) -> None:
         """A time of the call may have come."""
         state = self.state
-        if state is _DONE:
+        if state is DONE:
             return
-        if state is _CANCELLING:
+        if state is CANCELLING:
             if now >= self._until:
                 self._give_up()
                 return
-        elif state is _SETTLING:
+        elif state is SETTLING:
             if now >= self._until:
                 self._settled_in_vain()
                 return
         elif now >= self._latest:
             self._decide(causes.out_of_time(self.effects_so_far()), CancelReason.CANCEL_REASON_DEADLINE)
             return
-        elif state is _WAITING and now >= self._until:
+        elif state is WAITING and now >= self._until:
             self._waited_in_vain()
             return
-        elif state is _RUNNING and self._is_idle(now):
+        elif state is RUNNING and self._is_idle(now):
             self._decide(causes.idle(self.effects_so_far()), CancelReason.CANCEL_REASON_IDLE)
             return
         self._set_due(now)
@@ -439,7 +426,7 @@ class Call(CallClock):
 
     def follow(self, original: "Call") -> None:
         """Joins another call: gets its later progress and its outcome."""
-        self.state = _JOINED
+        self.state = JOINED
         self.joins = True
         self.joined = original
         if original.joiners is None:
@@ -470,10 +457,10 @@ class Call(CallClock):
 
         A call that pauses is not over, and what is kept for its end stays.
         """
-        if self.outcome is not None or self.state is _DONE:
+        if self.outcome is not None or self.state is DONE:
             self._pipeline.counters.add("late_outcomes")
             return
-        if self.state is _WAITING and self.worker_set is not None:
+        if self.state is WAITING and self.worker_set is not None:
             self.worker_set.withdraw(self)
         self.invocation = None
         self.outcome = frame
@@ -491,10 +478,10 @@ class Call(CallClock):
     def deliver(self) -> None:
         """Sends the outcome, if there is one that was not sent."""
         frame = self.outcome
-        if frame is None or self.state is _DONE:
+        if frame is None or self.state is DONE:
             return
         pipeline = self._pipeline
-        self.state = _DONE
+        self.state = DONE
         self.outcome = None
         pipeline.clocks.clear(self)
         if self.admitted and self.scope is not None:
@@ -526,14 +513,14 @@ class Call(CallClock):
 
     def _decide(self, cause: Failure, reason: "CancelReason.ValueType") -> None:
         """Fixes how the call ends. A tool that runs is asked to stop and given its grace; else this is the outcome."""
-        if self._cause is not None or self.state in _ENDED:
+        if self._cause is not None or self.state in ENDED:
             self._pipeline.counters.add("late_causes")
             return
-        if self.state is not _RUNNING or self._assignment is None:
+        if self.state is not RUNNING or self._assignment is None:
             self.settle(failed(cause))
             return
         self._cause = cause
-        self.state = _CANCELLING
+        self.state = CANCELLING
         now = self._pipeline.loop.time()
         self._until = now + self._pipeline.limits.cancel_grace
         self._pipeline.clocks.set(self, self._until, now)
@@ -632,10 +619,10 @@ class Call(CallClock):
 
     def _begin_settling(self) -> None:
         """From now on, what follows the tool's end has `teardown_grace` in all."""
-        if self.state is _SETTLING:
+        if self.state is SETTLING:
             return
         now = self._pipeline.loop.time()
-        self.state = _SETTLING
+        self.state = SETTLING
         self._until = now + self._pipeline.limits.teardown_grace
         self._pipeline.clocks.set(self, self._until, now)
 

@@ -1,28 +1,18 @@
 """The clocks of a call: its absolute timeout, its idle timeout, and the time that people have to answer."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sidecar._gen.pillion.v1.outcome_pb2 import FailureKind
 from sidecar.calls.facts import CallFacts
 from sidecar.calls.outcome import Refusal
 from sidecar.calls.ports import Caller, Sink
-from sidecar.calls.state import CallState
+from sidecar.calls.state import BOUNDED, CANCELLING, ENDED, GATES, RUNNING
 from sidecar.calls.tool import Tool
 
 if TYPE_CHECKING:
     from sidecar.calls.call import Call
     from sidecar.calls.pipeline import Pipeline
-
-# An enumeration looks its members up in Python, and a call asks often.
-_GATES: Final = CallState.GATES
-_WAITING: Final = CallState.WAITING
-_RUNNING: Final = CallState.RUNNING
-_CANCELLING: Final = CallState.CANCELLING
-_SETTLING: Final = CallState.SETTLING
-_DONE: Final = CallState.DONE
-_ENDED: Final = (_SETTLING, _DONE)
-_BOUNDED: Final = (_WAITING, _CANCELLING, _SETTLING)
 
 
 class People:
@@ -55,7 +45,7 @@ class CallClock(CallFacts, ABC):
     ) -> None:
         levels = pipeline.limits.nesting_depth if parent is None else parent.levels - 1
         CallFacts.__init__(self, pipeline.ids.execution(), tool_call_id, caller, sink, now, parent, levels)
-        self.state = _GATES
+        self.state = GATES
         self.due_slot: float | None = None
         self._pipeline = pipeline
         self._people: People | None = None
@@ -66,13 +56,13 @@ class CallClock(CallFacts, ABC):
     @property
     def remaining(self) -> float:
         """Seconds until its tool has to have ended, whatever becomes of it."""
-        until = self._until if self.state is _CANCELLING else self._latest
+        until = self._until if self.state is CANCELLING else self._latest
         return until - self._pipeline.loop.time()
 
     @property
     def people_left(self) -> float:
         """Seconds that people may take from now to answer its tool."""
-        if self.state is _CANCELLING:
+        if self.state is CANCELLING:
             return self.remaining
         people = self._people
         if people is None:
@@ -123,7 +113,7 @@ class CallClock(CallFacts, ABC):
         if not people.asking:
             people.since = self._pipeline.loop.time()
         people.asking += 1
-        if self.state not in _ENDED:
+        if self.state not in ENDED:
             self._set_due(people.since)
 
     def people_answered(self) -> None:
@@ -139,7 +129,7 @@ class CallClock(CallFacts, ABC):
         people.left -= waited
         self.deadline += waited
         self._progressed_at = now
-        if self.state not in _ENDED:
+        if self.state not in ENDED:
             self._set_due(now)
 
     @property
@@ -156,9 +146,9 @@ class CallClock(CallFacts, ABC):
     def _set_due(self, now: float) -> None:
         when = self.deadline if self._people is None else self._latest
         state = self.state
-        if state is _RUNNING:
+        if state is RUNNING:
             if self.idle_timeout is not None and (self._people is None or not self._people.asking):
                 when = min(when, self._progressed_at + self.idle_timeout)
-        elif state in _BOUNDED:
+        elif state in BOUNDED:
             when = self._until
         self._pipeline.clocks.set(self, when, now)

@@ -1,6 +1,7 @@
 """Where a call stands."""
 
 from enum import Enum, auto
+from typing import Final
 
 
 class CallState(Enum):
@@ -20,3 +21,20 @@ class CallState(Enum):
     """Its tool has ended: a large result is being put, the outcome recorded."""
     DONE = auto()
     """Its outcome was sent."""
+
+
+# An enumeration looks its members up in Python, and a call asks often.
+GATES: Final = CallState.GATES
+WAITING: Final = CallState.WAITING
+RUNNING: Final = CallState.RUNNING
+CANCELLING: Final = CallState.CANCELLING
+JOINED: Final = CallState.JOINED
+SETTLING: Final = CallState.SETTLING
+DONE: Final = CallState.DONE
+
+ENDED: Final = (SETTLING, DONE)
+"""Its tool runs no more, and how it ends is known."""
+NEEDING: Final = (GATES, RUNNING, CANCELLING)
+"""It may need what only its caller can give."""
+BOUNDED: Final = (WAITING, CANCELLING, SETTLING)
+"""It stands there at most until a time of that state's own."""
