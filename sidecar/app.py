@@ -12,6 +12,7 @@ from sidecar.audit.events import EventAudit
 from sidecar.auditing import auditing
 from sidecar.calls.detached import Detached
 from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.waiting import until_idle
 from sidecar.config import ConfigRefused, Settings
 from sidecar.credentials.facade import CredentialEvent
 from sidecar.credentials.redactor import Redactor
@@ -182,15 +183,13 @@ class Sidecar:
 
             tasks.start_soon(give_up)
             with anyio.move_on_after(grace):
-                while pipeline.running:
-                    await pipeline.idle()
+                await until_idle(pipeline)
             tasks.cancel_scope.cancel()
         for call in tuple(pipeline.running):
             call.cancel(CancelReason.CANCEL_REASON_DRAIN)
         limits = self.settings.limits.calls
         with anyio.move_on_after(limits.cancel_grace + limits.teardown_grace + _STOP_GRACE):
-            while pipeline.running:
-                await pipeline.idle()
+            await until_idle(pipeline)
             # What has ended is told once it is recorded.
             await self._detached.settled()
         # A scope that is being ended has these in turn; a store that hangs has no more.

@@ -1,16 +1,25 @@
-"""Waits inside calls, and whose a cancellation is that comes up in one."""
+"""Waits for calls and inside them, and whose a cancellation is that comes up in one."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar._gen.pillion.v1.frame_pb2 import Frame
+
+if TYPE_CHECKING:
+    from sidecar.calls.pipeline import Pipeline
 
 
 def is_asked_to_stop() -> bool:
     """Whether a cancellation is meant for the task that it comes up in, and not for something that it waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+async def until_idle(pipeline: "Pipeline") -> None:
+    """Waits until no call runs."""
+    while pipeline.running:
+        await pipeline.idle()
 
 
 async def reply_with(

@@ -140,7 +140,7 @@ class ExecuteSession:
     def _start(self, frame: Frame) -> None:
         lane = self._open(frame.call)
         start = frame.start
-        if lane is None or (self._until is not None and self._has_expired(lane, start.tool_call_id)):
+        if lane is None or self._has_expired(lane, start.tool_call_id):
             return
         detached = self._pipeline.detached
         if start.detachable and detached is not None:

@@ -245,11 +245,9 @@ class Instance:
 
     def until_idle(self) -> "asyncio.Future[None]":
         """Done once it runs nothing, and keeps and holds nothing, or is gone."""
-        idle = self._idle or asyncio.get_running_loop().create_future()
-        if self.state is not InstanceState.GONE and (self.running or self.workers.is_needed(self)):
-            self._idle = idle
-        elif not idle.done():
-            idle.set_result(None)
+        idle = self._idle = self._idle or asyncio.get_running_loop().create_future()
+        if self.state is InstanceState.GONE or not (self.running or self.workers.is_needed(self)):
+            self.tell_idle()
         return asyncio.shield(idle)
 
     def _emptied(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.calls.pipeline import Pipeline
+from sidecar.calls.waiting import until_idle
 from sidecar.wire.stream import FrameStream
 from sidecar.wire.streams import Streams
 from sidecar.workers.catalogue import Catalogue
@@ -75,8 +76,7 @@ class Inside:
         """Returns once no call runs; fails if anything of one is left."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                while self.pipeline.running:
-                    await self.pipeline.idle()
+                await until_idle(self.pipeline)
         except TimeoutError:
             raise AssertionError(f"{len(self.pipeline.running)} calls still run") from None
         self.look_for_leftovers()

@@ -26,6 +26,7 @@ from sidecar.calls.limits import CallLimits
 from sidecar.calls.pauses import Pauses
 from sidecar.calls.pipeline import Pipeline
 from sidecar.calls.stores import IdempotencyStore
+from sidecar.calls.waiting import until_idle
 from sidecar.config import Artifacts as ArtifactSettings
 from sidecar.config import Limits, Listen, Settings, Worker
 from sidecar.credentials.facade import Credentials
@@ -233,8 +234,7 @@ class MemoryHost:
     async def aclose(self) -> None:
         for peer in self._peers:
             await peer.aclose()
-        while self.pipeline.running:
-            await self.pipeline.idle()
+        await until_idle(self.pipeline)
         self.pipeline.teardowns.close()
         await self.pipeline.teardowns.settled()
         for detached in self._detached:
