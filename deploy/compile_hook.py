@@ -31,7 +31,7 @@ class CompileHook(BuildHookInterface[Any]):
         directory = Path(self._built.name)
         modules = self.config["modules"]
         for module in modules:
-            _refuse_coroutines(Path(self.root, module))
+            refuse_coroutines(Path(self.root, module))
         os.chdir(self.root)
         extensions = mypycify(
             ["--ignore-missing-imports", *modules],
@@ -55,8 +55,11 @@ class CompileHook(BuildHookInterface[Any]):
         self._built.cleanup()
 
 
-def _refuse_coroutines(module: Path) -> None:
-    """Those that mypyc compiles do not end as Python's do where they are cancelled, or wait for what was."""
+def refuse_coroutines(module: Path) -> None:
+    """Ends the build if a module has any: mypyc's do not end as Python's do where they wait for what was cancelled.
+
+    :raises SystemExit: which says where.
+    """
     for part in ast.walk(ast.parse(module.read_text())):
         if isinstance(part, ast.AsyncFunctionDef):
             raise SystemExit(f"{module}:{part.lineno}: a compiled module has no coroutines, and {part.name} is one.")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.compile_hook import refuse_coroutines
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,8 +27,14 @@ def classes(module: ast.Module) -> Iterator[ast.ClassDef]:
 
 @pytest.mark.parametrize("path", modules(), ids=str)
 def test_a_compiled_module_has_no_coroutines(path: Path) -> None:
-    found = [part.name for part in ast.walk(parsed(path)) if isinstance(part, ast.AsyncFunctionDef)]
-    assert found == []
+    refuse_coroutines(ROOT / path)
+
+
+def test_a_module_with_a_coroutine_is_refused_with_its_place(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("class Some:\n    async def wait(self) -> None: ...\n")
+    with pytest.raises(SystemExit, match=r"module\.py:2: a compiled module has no coroutines, and wait is one\."):
+        refuse_coroutines(module)
 
 
 def test_a_compiled_class_has_no_subclass_that_is_not_compiled() -> None:
