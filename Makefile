@@ -153,7 +153,6 @@ wheel: $(COMPILED_STAMP) ## build the sidecar's wheel with its hot modules compi
 
 .PHONY: bench
 bench: $(COMPILED_STAMP) ## measure the program that make wheel builds, and write bench/out.json
-	@$(PYTHON) -m compileall -q clients/python/pillion
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/$(COMPILED):$$PYTHONPATH" $(PYTHON) -m bench $(ARGS)
 
 .PHONY: soak
